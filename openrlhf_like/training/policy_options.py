@@ -1,0 +1,70 @@
+"""What the policy's training step needs to know, picked out of a command's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from openrlhf_like.training.options import _get
+
+
+@dataclass
+class PolicyOptions:
+    """Loss of the policy.
+
+    Attributes:
+        loss_type, eps_low, eps_high, dual_clip: see ``algorithms.losses``.
+        aggregation, max_len: see ``algorithms.aggregation``; ``max_len`` is the constant length of its norm.
+        kl_in_loss, kl_estimator: where the KL stands, and as what.
+        entropy_coef: None computes no entropy; 0 logs it.
+        correction: None or the kind of engine-trainer correction; the range is used for the metrics either way.
+        estimator, gamma, no_std_norm: see ``algorithms.advantages``.
+    """
+
+    loss_type: str = "ppo"
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    dual_clip: float | None = None
+    aggregation: str = "token_mean"
+    max_len: int | None = None
+    kl_in_loss: bool = False
+    kl_estimator: str = "k1"
+    entropy_coef: float | None = None
+    correction: str | None = None
+    correction_range: tuple[float, float] = (0.5, 5.0)
+    estimator: str = "group_norm"
+    gamma: float = 1.0
+    no_std_norm: bool = False
+
+
+def policy_options(cfg: Any) -> PolicyOptions:
+    """From the resolved configuration of an RL command."""
+    eps = float(_get(cfg, "actor.eps_clip", 0.2))
+    low, high = _get(cfg, "actor.eps_clip_low_high", (eps, eps))
+    enabled = bool(_get(cfg, "algo.advantage.is_correction_enable", False))
+    lo, hi = _get(cfg, "algo.advantage.is_correction_threshold", (0.5, 5.0))
+    return PolicyOptions(
+        loss_type=_get(cfg, "actor.policy_loss_type", "ppo"),
+        eps_low=float(low),
+        eps_high=float(high),
+        dual_clip=_get(cfg, "actor.dual_clip"),
+        aggregation=_get(cfg, "algo.loss_aggregation", "token_mean"),
+        max_len=_get(cfg, "rollout.max_new_tokens") or _get(cfg, "data.max_len"),
+        kl_in_loss=bool(_get(cfg, "algo.kl.use_loss", False)),
+        kl_estimator=_get(cfg, "algo.kl.estimator", "k1"),
+        entropy_coef=_get(cfg, "actor.entropy_coef"),
+        correction=_get(cfg, "algo.advantage.is_correction_type", "tis") if enabled else None,
+        correction_range=(float(lo), float(hi)),
+        estimator=_get(cfg, "algo.advantage.estimator", "group_norm"),
+        gamma=float(_get(cfg, "algo.advantage.gamma", 1.0)),
+        no_std_norm=bool(_get(cfg, "algo.advantage.no_std_norm", False)),
+    )
+
+
+def needs_old_logprobs(updates_per_rollout: int, kl_in_reward: bool) -> bool:
+    """Whether log pi_old needs a forward pass of its own.
+
+    With one update a rollout the training pass itself runs on pi_old: its detached log-probs are the old ones.
+    A KL in the reward must be known before the first update, so it needs the pass too.
+    """
+    return updates_per_rollout > 1 or kl_in_reward
