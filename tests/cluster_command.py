@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace as Namespace
 
 import psutil
@@ -22,6 +23,7 @@ class Parent:
 
     def pids(self, spawn: bool) -> list[int]:
         out = [os.getpid()]
+        Path(f"/dev/shm/openrlhf_like_{os.getpid()}_test").touch()
         if spawn:
             out.append(subprocess.Popen(["sleep", "600"]).pid)
             out.append(subprocess.Popen(["sleep", "600"], start_new_session=True, env={}).pid)

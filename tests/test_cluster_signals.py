@@ -61,6 +61,9 @@ def _ends(command: subprocess.Popen[bytes], pids: list[int], limit: float) -> in
     while left := [p for p in pids if _alive(p)]:
         assert time.monotonic() < until, f"still running after {limit} s: {[psutil.Process(p) for p in left]}"
         time.sleep(0.1)
+    while shared := [path for p in pids for path in Path("/dev/shm").glob(f"openrlhf_like_{p}_*")]:
+        assert time.monotonic() < until, f"shared memory left: {shared}"
+        time.sleep(0.1)
     return code
 
 

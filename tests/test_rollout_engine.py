@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -199,8 +200,15 @@ def test_a_weight_update_in_the_middle_of_a_sample_goes_on_with_the_new_weights(
     refs = world.engine.generate_block.options(num_returns=2).remote(
         [prompt], 32, SamplingSpec(max_tokens=300), [list(range(32))]
     )
+    while ray.get(world.engine.stats.remote(), timeout=30)["outstanding"] < 32:
+        pass
+    time.sleep(0.1)
+    ray.get(world.engine.pause.remote("keep"), timeout=30)
     ray.get(world.trainer.perturb.remote(50), timeout=60)
     ray.get(world.trainer.send.remote(50), timeout=120)
+    stats = ray.get(world.engine.stats.remote(), timeout=30)
+    assert stats["outstanding"] > 0 and stats["paused"]
+    ray.get(world.engine.resume.remote(), timeout=30)
     trajectories = ray.get(refs, timeout=120)[0]
     assert all(t.error is None and t.num_actions > 0 for t in trajectories)
     (after,) = block(world, [prompt], 1, SamplingSpec(max_tokens=8), seeds=[[1]])

@@ -29,6 +29,11 @@ def name_process(pid: int, name: str) -> None:
     _names[str(pid)] = name
 
 
+def named_pids() -> list[str]:
+    """The ids of all processes named so far."""
+    return list(_names)
+
+
 def shown_lines(data: Mapping[str, Any]) -> list[str]:
     """The lines of one of Ray's log batches (keys "pid", "actor_name", "lines", ...) as the driver prints them."""
     pid = str(data.get("pid", ""))

@@ -7,6 +7,7 @@ its own, or lost its parent, is found all the same, and nothing that somebody el
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import time
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 import psutil
 
 MARK = "OPENRLHF_LIKE_SESSION"
+SHARED_MEMORY_PREFIX = "/dev/shm/openrlhf_like_"  # followed by the maker's pid and "_"
 
 
 def alive(process: psutil.Process) -> bool:
@@ -60,6 +62,14 @@ def reap(processes: Iterable[psutil.Process], grace: float, limit: float) -> lis
     left = _wait_gone(left, start + min(grace, limit))
     _signal(left, "kill")
     return _wait_gone(left, start + limit)
+
+
+def drop_shared_memory(pids: Iterable[int]) -> None:
+    """Unlink the shared memory that processes of these (dead) ids made under our name and had no time to remove."""
+    for pid in set(pids):
+        for path in glob.glob(f"{SHARED_MEMORY_PREFIX}{pid}_*"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def kill_now(processes: Iterable[psutil.Process]) -> None:

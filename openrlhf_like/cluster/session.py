@@ -166,6 +166,8 @@ class RaySession:
         stuck = processes.reap(mine | self._mine(), grace=min(2.0, left / 3), limit=left)
         if stuck:
             logger.error("processes that would not end: %s", [p.pid for p in stuck])
+        actors = {int(pid) for pid in logs.named_pids()}
+        processes.drop_shared_memory({p.pid for p in mine} | {pid for pid in actors if not psutil.pid_exists(pid)})
         if self._watcher is not None:
             self._watcher.dismiss()
         signals.set_force_action(None)

@@ -94,7 +94,9 @@ def main() -> None:
         return
     time.sleep(1.0)  # Ray ends most of its own by itself
     for _ in range(3):  # a dying parent may have started one more child in between
-        processes.reap(seen | processes.tree(processes.marked(args.mark)), grace=2.0, limit=8.0)
+        left = seen | processes.tree(processes.marked(args.mark))
+        processes.reap(left, grace=2.0, limit=8.0)
+        processes.drop_shared_memory(p.pid for p in left)
     if args.temp_dir:
         shutil.rmtree(args.temp_dir, ignore_errors=True)
 

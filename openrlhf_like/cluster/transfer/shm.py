@@ -159,9 +159,12 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
             client=client, source=source, is_sender=init_info.is_sender, size=max(init_info.segment_bytes, largest)
         )
         if engine._segment is not None:
-            client.init_weight_transfer_engine(
-                asdict(ShmWeightTransferInitInfo(segment=engine._segment.name, size=engine._segment.size))
-            )
+            info = ShmWeightTransferInitInfo(segment=engine._segment.name, size=engine._segment.size)
+            try:
+                client.init_weight_transfer_engine(asdict(info))
+            finally:
+                # All have mapped it (or failed): without a name it ends with its last user, however that ends.
+                engine._segment.unlink()
         return engine
 
     def send_weights(self) -> None:
@@ -178,7 +181,6 @@ class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitI
     def shutdown(self) -> None:
         if self._segment is not None:
             self._segment.close()
-            self._segment.unlink()
             self._segment = None
 
     def _fill(self, segment: shared_memory.SharedMemory) -> Iterator[ShmWeightTransferUpdateInfo]:
@@ -250,17 +252,18 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     modules: list[Any] = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding) and hasattr(m, "weight")]
-    embeddings = {m.weight.data_ptr() for m in modules if not isinstance(m, ParallelLMHead)}
+    embeddings: set[int] = {m.weight.data_ptr() for m in modules if not isinstance(m, ParallelLMHead)}
     for head in modules:
-        if isinstance(head, ParallelLMHead) and head.weight.data_ptr() in embeddings:
-            head.quant_method.process_weights_after_loading(head)
+        if isinstance(head, ParallelLMHead) and head.weight.data_ptr() in embeddings:  # type: ignore[operator]
+            method: Any = head.quant_method
+            method.process_weights_after_loading(head)
 
 
 def _map_segment(name: str, size: int) -> mmap.mmap:
     """Map the trainer's segment.
 
-    Not through SharedMemory: attaching would enter the segment into this process's resource tracker, which removes it
-    when this process ends, although the trainer owns it.
+    Not through SharedMemory: attaching would enter the segment into this process's resource tracker, although the
+    trainer owns it and takes its name away.
     """
     import _posixshmem
 
