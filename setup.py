@@ -82,7 +82,8 @@ setup(
     },
     entry_points={
         "console_scripts": [f"openrlhf-like-{name}=openrlhf_like.cli.{module}:main" for name, module in COMMANDS.items()],
-        # vLLM runs this in each of its processes: see openrlhf_like/vllm_plugin.py.
+        # vLLM runs these in each of its processes: see openrlhf_like/vllm_plugin.py.
+        "vllm.platform_plugins": ["openrlhf_like = openrlhf_like.vllm_plugin:prepare"],
         "vllm.general_plugins": ["openrlhf_like = openrlhf_like.vllm_plugin:register"],
     },
 )

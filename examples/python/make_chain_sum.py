@@ -27,11 +27,18 @@ def distinct_questions(size: int, terms: int, digits: int, seed: int) -> list[tu
     return pairs
 
 
+def sloppy(question: str, answer: str, wrong_share: float) -> str:
+    """The teacher's answer: off by one for a share of the questions, always for the same ones."""
+    return str(int(answer) + 1) if random.Random(question).random() < wrong_share else answer
+
+
 def write_jsonl(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def make_chain_sum(folder: str | Path, *, size: int, terms: int, digits: int, heldout: int, seed: int) -> dict[str, int]:
+def make_chain_sum(
+    folder: str | Path, *, size: int, terms: int, digits: int, heldout: int, seed: int, wrong_share: float = 0.0
+) -> dict[str, int]:
     """Write the three files to ``folder``; returns how many rows each has."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +46,7 @@ def make_chain_sum(folder: str | Path, *, size: int, terms: int, digits: int, he
     if len(pairs) <= heldout:
         raise SystemExit(f"only {len(pairs)} distinct questions: lower --heldout or raise --size, --terms or --digits")
     test, train = pairs[:heldout], pairs[heldout:]
-    write_jsonl(folder / "sft.jsonl", [{"input": f"{q} ", "output": a} for q, a in train])
+    write_jsonl(folder / "sft.jsonl", [{"input": f"{q} ", "output": sloppy(q, a, wrong_share)} for q, a in train])
     write_jsonl(folder / "prompts.jsonl", [{"input": f"{q} ", "label": a} for q, a in train])
     write_jsonl(folder / "heldout.jsonl", [{"input": f"{q} ", "output": a, "label": a} for q, a in test])
     return {"sft": len(train), "prompts": len(train), "heldout": len(test)}
@@ -53,6 +60,7 @@ def main() -> None:
     parser.add_argument("--digits", type=int, default=1)
     parser.add_argument("--heldout", type=int, default=256)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--wrong_share", type=float, default=0.0, help="share of SFT answers that are off by one")
     args = parser.parse_args()
     print(make_chain_sum(**vars(args)))
 

@@ -102,7 +102,7 @@ class RewardConfig(WorkersConfig):
     batch_size: int = 64
     """Samples a call."""
     max_failure_fraction: float = 0.5
-    """Share of failed samples in a step above which the run stops."""
+    """Share of failed samples among those of the last 32 blocks above which the run stops."""
     http_retries: int = 3
     """Attempts again after a 5xx answer or a lost connection."""
 

@@ -41,12 +41,11 @@ class Recorder:
         self.progress: RunProgress
         self.table: StepTable
 
-    def start(self, total_steps: int, done_steps: int, description: str) -> Recorder:
-        """Open trackers and progress. Used as a context manager from here on."""
+    def start(self, total_steps: int, done_steps: int, description: str) -> None:
+        """Open trackers, so that a wrong key shows before anything heavy starts. Then used as a context manager."""
         self.trackers.start(mask_secrets(to_dict(self.cfg)))
         self.progress = RunProgress(total_steps, done_steps=done_steps, description=description)
         self.table = StepTable(total_steps)
-        return self
 
     def __enter__(self) -> Recorder:
         self.progress.__enter__()

@@ -11,6 +11,7 @@ from openrlhf_like.algorithms.kl import AdaptiveKLController, FixedKLController
 from openrlhf_like.cluster.group import WorkerGroup
 from openrlhf_like.cluster.host import RemoteActor, Slot, start_actor
 from openrlhf_like.cluster.session import RaySession, ray_session
+from openrlhf_like.cluster.signals import raise_if_received
 from openrlhf_like.cluster.wait import wait_for
 from openrlhf_like.config import uses_reference
 from openrlhf_like.observe import Timer, throughput
@@ -50,8 +51,8 @@ def run_rl(cfg: Any) -> None:
     if resume_from is not None:
         checkpointer.load_driver(resume_from)
         recorder.metrics.resume(int(counters["step"]))
+    recorder.start(total_steps, int(counters["step"]), cfg.preset or cfg.command)
     with ray_session(cfg) as session:
-        recorder.start(total_steps, int(counters["step"]), cfg.preset or cfg.command)
         roles = start_roles(cfg, session, str(recorder.run_dir), total_steps)
         if resume_from is not None:
             checkpointer.load_workers(resume_from, roles.actor)
@@ -82,7 +83,13 @@ def start_roles(cfg: Any, session: RaySession, run_dir: str, total_steps: int) -
     model = cfg.actor.model_name_or_path
     engine_count = len(session.placement.slots("engine"))
     reward_count = len(session.placement.slots("reward"))
-    engines = start_actors(session, "engine", RolloutEngine, [(cfg, model, i) for i in range(engine_count)])
+    engines = start_actors(
+        session,
+        "engine",
+        RolloutEngine,
+        [(cfg, model, i) for i in range(engine_count)],
+        env=session.threads(engine_count),
+    )
     rewards = start_actors(session, "reward", RewardActor, [(cfg, 1)] * reward_count)
     actor = start_workers(session, cfg, "actor", ActorWorker)
     reference = start_workers(session, cfg, "ref", RefWorker) if uses_reference(cfg) else None
@@ -126,7 +133,7 @@ class PolicyLoop:
         self.cfg, self.roles, self.feed, self.recorder = cfg, roles, feed, recorder
         self.counters, self.controller, self.checkpointer = counters, controller, checkpointer
         self.timer = Timer()
-        dispatcher = RolloutDispatcher([engine.handle for engine in roles.engines], cfg)
+        dispatcher = RolloutDispatcher([engine.handle for engine in roles.engines], cfg, on_poll=raise_if_received)
         self.rollouts = RolloutPhase(cfg, dispatcher, roles.rewards, recorder.progress, self.timer)
         self.updates = UpdatePhase(cfg, roles.actor, roles.reference, recorder.progress, self.timer)
         self.evaluator = Evaluator(cfg, self.rollouts, evaluation, self.timer)

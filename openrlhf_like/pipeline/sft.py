@@ -50,6 +50,7 @@ def run_sft(cfg: Any) -> None:
         checkpointer.load_driver(resume_from)
         recorder.metrics.resume(int(counters["step"]))
 
+    recorder.start(total_steps, int(counters["step"]), "SFT")
     with ray_session(cfg) as session:
         group = start_workers(session, cfg, "actor", SFTWorker)
         join_workers(cfg, group)
@@ -60,7 +61,7 @@ def run_sft(cfg: Any) -> None:
         if resume_from is not None:
             checkpointer.load_workers(resume_from, group)
         trainer = SFTLoop(cfg, group, train, held_out, sampler, counters)
-        with recorder.start(total_steps, int(counters["step"]), "SFT"):
+        with recorder:
             trainer.run(recorder, checkpointer)
         group.call("export_hf", cfg.ckpt.output_dir, what="export the model", **limit(cfg, "collective"))
     logger.info("model written to %s", cfg.ckpt.output_dir)
@@ -155,16 +156,7 @@ def _examples(
     cfg: Any, tokenizer: Any, spec: str, split: str, probs: str | None, group: str
 ) -> tuple[list[SFTExample], str]:
     records = load_records(spec, split, probs, cfg.data.max_samples, cfg.train.seed, flag=f"--{group}.dataset")
-    options = SFTOptions(
-        max_len=cfg.data.max_len,
-        input_key=cfg.data.input_key,
-        output_key=cfg.data.output_key,
-        input_template=cfg.data.input_template,
-        apply_chat_template=cfg.data.apply_chat_template,
-        multiturn=cfg.data.multiturn,
-        pretrain_mode=cfg.model.pretrain_mode_enable,
-    )
-    examples, stats = build_sft_examples(records, tokenizer, options)
+    examples, stats = build_sft_examples(records, tokenizer, SFTOptions.from_config(cfg))
     logger.info("--%s.dataset: %d examples of %d records", group, len(examples), stats.total)
     return examples, fingerprint(records)
 

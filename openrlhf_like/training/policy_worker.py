@@ -33,7 +33,7 @@ class RolloutWorker(TrainWorker):
 
     role = "ref"
 
-    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int = 0, role: str | None = None):
+    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int | None = None, role: str | None = None):
         super().__init__(cfg, rank, world_size, local_rank, role)
         self._rows: dict[int, RolloutRow] = {}
 
@@ -113,7 +113,7 @@ class PolicyWorker(RolloutWorker):
 
     role = "actor"
 
-    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int = 0, role: str | None = None):
+    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int | None = None, role: str | None = None):
         super().__init__(cfg, rank, world_size, local_rank, role)
         self.policy = PolicyOptions() if isinstance(cfg, EngineOptions) else policy_options(cfg)
         self._sender: Any = None

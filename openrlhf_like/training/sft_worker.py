@@ -38,7 +38,7 @@ class SFTWorker(TrainWorker):
 
     role = "sft"
 
-    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int = 0, role: str | None = None):
+    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int | None = None, role: str | None = None):
         super().__init__(cfg, rank, world_size, local_rank, role)
         self._data: dict[str, Sequence[Any]] = {}
 

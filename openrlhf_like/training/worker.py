@@ -6,6 +6,7 @@ Plain classes; the pipeline makes actors of them. One worker is one process with
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,19 @@ class TrainWorker:
     Args:
         cfg: the command's resolved configuration, or an :class:`EngineOptions`.
         rank, world_size: among the workers of this role.
-        local_rank: which GPU of this process's visible ones.
+        local_rank: which GPU of this process's visible ones; None reads LOCAL_RANK.
         role: "sft", "actor" or "ref".
     """
 
     role = "sft"
 
-    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int = 0, role: str | None = None):
-        self.cfg, self.rank, self.world_size, self.local_rank = cfg, rank, world_size, local_rank
+    def __init__(self, cfg: Any, rank: int, world_size: int, local_rank: int | None = None, role: str | None = None):
+        self.cfg, self.rank, self.world_size = cfg, rank, world_size
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
         self.role = role or type(self).role
         self.options = cfg if isinstance(cfg, EngineOptions) else engine_options(cfg, self.role)
         dev.prepare_process(self.options.device)
-        self.device = dev.torch_device(self.options.device, local_rank)
+        self.device = dev.torch_device(self.options.device, self.local_rank)
         self.engine: Any = None
         self.tokenizer: Any = None
 
