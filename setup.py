@@ -81,7 +81,9 @@ setup(
         "dev": [*TEST, "pre-commit>=3.7,<5"],
     },
     entry_points={
-        "console_scripts": [f"openrlhf-like-{name}=openrlhf_like.cli.{module}:main" for name, module in COMMANDS.items()],
+        "console_scripts": [
+            f"openrlhf-like-{name}=openrlhf_like.cli.{module}:main" for name, module in COMMANDS.items()
+        ],
         # vLLM runs these in each of its processes: see openrlhf_like/vllm_plugin.py.
         "vllm.platform_plugins": ["openrlhf_like = openrlhf_like.vllm_plugin:prepare"],
         "vllm.general_plugins": ["openrlhf_like = openrlhf_like.vllm_plugin:register"],

@@ -283,7 +283,18 @@ SILENT = [
     ("train_grpo_ray", "--algo.kl.init_coef 0 --algo.kl.target 0.1", "--algo.kl.target"),
     ("train_grpo_ray", "--algo.kl.init_coef 0 --ref.offload", "--ref.offload"),
     ("train_grpo_ray", "--algo.kl.horizon 5000", "--algo.kl.horizon"),
-    ("train_grpo_ray", "--ds.packing_samples", "--ds.packing_samples"),
+    ("train_sft", "--data.dataloader_num_workers 2", "--data.dataloader_num_workers"),
+    ("train_grpo_ray", "--data.dataloader_num_workers 2", "--data.dataloader_num_workers"),
+    ("train_sft", "--lr_scheduler constant --lr_warmup_ratio 0.1", "--lr_warmup_ratio"),
+    ("train_grpo_ray", "--actor.lr_scheduler linear --actor.min_lr_ratio 0.2", "--actor.min_lr_ratio"),
+    ("train_sft", "--model.gradient_checkpointing_reentrant", "--model.gradient_checkpointing_reentrant"),
+    ("train_sft", "--ckpt.save_hf", "--ckpt.save_hf"),
+    ("train_grpo_ray", "--ckpt.max_num 5", "--ckpt.max_num"),
+    (
+        "train_grpo_ray",
+        "--algo.kl.init_coef 0 --rollout.batch_size 4 --train.batch_size 32 --rollout.micro_batch_size 2",
+        "--rollout.micro_batch_size",
+    ),
     ("train_grpo_ray", "--eval.steps 5", "--eval.steps"),
     ("train_sft", "--eval.before_train", "--eval.before_train"),
     ("train_grpo_ray", "--vllm.gpu_memory_utilization 0.95", "--vllm.gpu_memory_utilization"),
@@ -316,6 +327,18 @@ def test_the_same_flags_with_effect_are_not_named(files: Path) -> None:
     argv += " --algo.kl.target 0.1 --algo.kl.horizon 50 --algo.advantage.is_correction_enable"
     argv += " --algo.advantage.is_correction_type icepop --logger.wandb.mode offline --logger.wandb.group g"
     assert check("train_grpo_ray", *argv.split()) == []
+
+
+def test_packed_rows_and_schedules_with_effect_are_not_named(files: Path) -> None:
+    assert check("train_grpo_ray", "--ds.packing_samples", "--actor.min_lr_ratio", "0.2") == []
+    flags = "--lr_scheduler constant_with_warmup --lr_warmup_ratio 0.1 --ckpt.save_steps 5 --ckpt.max_num 2"
+    assert check("train_sft", *flags.split()) == []
+
+
+def test_an_offloaded_reference_needs_sharded_weights(files: Path) -> None:
+    (line,) = check("train_grpo_ray", "--ref.offload", gpus=4)
+    assert line.startswith("--ref.offload") and "zero_stage 3" in line
+    assert check("train_grpo_ray", "--ref.offload", "--ds.zero_stage", "3", gpus=4) == []
 
 
 def test_a_value_from_a_file_is_named_with_the_file(files: Path) -> None:

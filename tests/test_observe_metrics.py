@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from openrlhf_like.observe import Max, Mean, MetricsWriter, Sum, merge_parts, read_records, reduce_metrics, series
+from openrlhf_like.observe import MetricsWriter, read_records, series
 
 
 def lines(run_dir):
@@ -161,40 +160,6 @@ def test_a_value_given_twice_in_a_step_is_said(tmp_path, caplog):
     assert writer.commit() == {"step": 1, "a": 2.0}
     assert any("metric a was given twice" in message for message in caplog.messages)
     writer.close()
-
-
-def test_workers_with_uneven_counts_are_weighed_by_count():
-    # 3 tokens of mean 1 and 1 token of mean 5: the mean over tokens is 2, the mean of means would be 3.
-    parts = [{"loss": Mean(3.0, 3), "peak": Max(0.1), "n": Sum(3)}, {"loss": (5.0, 1), "peak": Max(0.7), "n": Sum(1)}]
-    assert reduce_metrics(parts) == {"loss": 2.0, "peak": 0.7, "n": 4.0}
-
-
-def test_reduction_in_two_levels_and_in_any_order_is_the_same():
-    rng = np.random.default_rng(0)
-    parts = [{"a": Mean(float(rng.normal() * 10.0**k), int(rng.integers(1, 9))), "m": Max(float(rng.normal()))}
-             for k in range(8)]
-    flat = reduce_metrics(parts)
-    workers = pickle.loads(pickle.dumps([merge_parts(parts[:3]), merge_parts(parts[3:])]))
-    assert reduce_metrics(parts[::-1]) == flat
-    assert reduce_metrics(workers) == pytest.approx(flat, rel=1e-14)
-
-
-def test_empty_mean_is_left_out_and_a_nan_maximum_shows():
-    assert reduce_metrics([{"a": Mean(0.0, 0)}, {"a": Mean(0.0, 0), "m": Max(1.0)}]) == {"m": 1.0}
-    assert math.isnan(reduce_metrics([{"m": Max(1.0)}, {"m": Max(math.nan)}])["m"])
-
-
-def test_infinities_of_a_diverged_run_reduce_without_an_error():
-    inf = math.inf
-    assert reduce_metrics([{"a": Mean(inf, 1)}, {"a": Mean(1.0, 1)}]) == {"a": inf}
-    assert math.isnan(reduce_metrics([{"a": Mean(inf, 1)}, {"a": Mean(-inf, 1)}])["a"])
-
-
-def test_one_name_reduced_in_two_ways_is_refused():
-    with pytest.raises(ValueError, match="'a' is reduced in several ways"):
-        reduce_metrics([{"a": Mean(1.0, 1)}, {"a": Max(1.0)}])
-    with pytest.raises(ValueError, match="mergeable metric"):
-        reduce_metrics([{"a": 1.0}])  # type: ignore[dict-item]
 
 
 def test_series_skips_steps_without_a_value(tmp_path):

@@ -33,8 +33,8 @@ SHARED = {
     "train.seed": ("seed", 7),
     "train.full_determinism_enable": ("full_determinism", True),
     "ckpt.disable_ds": ("disable_ds_ckpt", True),
-    "ckpt.max_num": ("max_ckpt_num", 9),
-    "ckpt.max_mem": ("max_ckpt_mem", 5.0),
+    "data.disable_fast_tokenizer": ("slow_tokenizer", True),
+    "data.tokenizer_chat_template": ("chat_template", "{{ messages }}"),
     "timeout.collective": ("collective_timeout", 11.0),
 }
 OPTIM = {

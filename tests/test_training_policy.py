@@ -1,4 +1,4 @@
-"""The policy worker on real DeepSpeed engines: ratios, whitening, losses, and equal updates on any split."""
+"""The policy worker on real DeepSpeed engines: ratios, whitening, losses, and equal gradients on any split."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from tests.training_workers import run_workers
 
 ROWS = 6
 TEMPERATURE = 0.6
+TOLERANCE = 1e-5
+
+#: One batch cut in other ways: {world: micro-batches by rank}. Rank 0 of two holds rows 0 to 3.
+ONE_ROW_EACH = {1: [[[0], [1], [2], [3], [4], [5]]], 2: [[[0], [1], [2], [3]], [[4], [5], [], []]]}
+ALL_AT_ONCE = {1: [[[0, 1, 2, 3, 4, 5]]], 2: [[[0, 1, 2, 3]], [[4, 5]]]}
+PERMUTED = {1: [[[5, 0, 3], [], [4, 1], [2]]], 2: [[[2, 0], [3, 1]], [[5, 4], []]]}
 
 
 def trajectory(row: int, temperature: float = TEMPERATURE) -> Trajectory:
@@ -39,11 +45,18 @@ def split(world: int) -> tuple[list[list[int]], list[list[list[int]]]]:
 
 
 def make_worker(rank: int, world: int, port: int, model: str, stage: int, policy: PolicyOptions, packed: bool = False):
+    """A worker whose step is plain SGD at rate 1: weights before minus after are the gradient."""
+    import torch
+
     from openrlhf_like.training.policy_worker import PolicyWorker
 
-    optim = OptimOptions(lr=1e-3, lr_scheduler="constant", lr_warmup_ratio=0.0, max_norm=1.0)
+    class PlainSGD(PolicyWorker):
+        def make_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(module.parameters(), lr=1.0)
+
+    optim = OptimOptions(lr=1.0, lr_scheduler="constant", lr_warmup_ratio=0.0, max_norm=0.0)
     options = EngineOptions(zero_stage=stage, packing=packed, disable_dropout=True, optim=optim)
-    worker = PolicyWorker(options, rank, world)
+    worker = PlainSGD(options, rank, world)
     worker.policy = policy
     worker.setup("127.0.0.1", port)
     worker.load(model, 10)
@@ -65,29 +78,54 @@ def full_logits_reference(model: str, row: int) -> tuple[np.ndarray, np.ndarray]
     return chosen[keep].numpy(), (-(log_p.exp() * log_p).sum(-1))[keep].numpy()
 
 
+def full_logits_gradient(model: str) -> dict[str, np.ndarray]:
+    """Plain autograd over full logits, row by row: of sum over action tokens of -A log pi / their number."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    total = sum(trajectory(r).num_actions for r in range(ROWS))
+    for row in range(ROWS):
+        segment = trajectory(row).segments[0]
+        ids = torch.tensor(segment.token_ids, dtype=torch.long)
+        log_p = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1] / TEMPERATURE, -1)
+        chosen = log_p.gather(1, ids[1:, None]).squeeze(1) * torch.tensor(segment.action_mask[1:])
+        (-(row % 3 - 1) * chosen.sum() / total).backward()
+    return {n: p.grad.numpy() for n, p in lm.named_parameters()}
+
+
 def one_update(rank: int, world: int, port: int, model: str, cases: dict) -> dict:
     """Stage, log-probs, advantages, one update; for each case on a fresh worker."""
     from openrlhf_like.training.metrics import merge_metrics
 
-    mine, micro_batches = split(world)
+    mine, usual = split(world)
     out: dict = {}
     for name, case in cases.items():
+        micro_batches = case.get("split", {}).get(world, usual)
         worker = make_worker(rank, world, port, model, case["stage"], case["policy"], case.get("packed", False))
         rows = {r: trajectory(r) for r in mine[rank]}
         for r, t in rows.items():
             segment = t.segments[0]
             segment.behavior_logprobs[segment.action_mask.astype(bool)] = case["behavior"][r]
+            if r in case.get("silent", ()):
+                segment.action_mask[:], segment.behavior_logprobs[:] = 0, 0.0
         worker.stage([list(rows.values())], {r: (0, i) for i, r in enumerate(rows)})
         old = worker.compute_logprobs(micro_batches[rank], "old" if case["old_pass"] else "ref")
         ref = [{r: v - 0.25 for r, v in old.items()}] if case.get("ref") else None
         credit = {r: float(r % 3 - 1) for r in rows} | case.get("credit", {})
         prepared = worker.prepare_advantages(credit, case.get("kl_coef", 0.0), ref)
+        for r in rows.keys() & case.get("old_shift", {}).keys():
+            worker._rows[r].old = old[r] + np.float32(case["old_shift"][r])
         advantages = {r: v[0] for r, v in worker.rows_advantages().items()}
-        tokens = sum(trajectory(r).num_actions for r in range(ROWS))
+        tokens = sum(trajectory(r).num_actions for r in range(ROWS) if r not in case.get("silent", ()))
+        before = {n: t.numpy().copy() for n, t in worker.gather().iter_full()}
         updated = worker.update(UpdatePlan(micro_batches, tokens, ROWS), case.get("kl_coef", 0.0))
-        weights = {n: t.numpy().copy() for n, t in worker.gather().iter_full()}
-        out[name] = {"old": old, "advantages": advantages, "parts": [prepared, updated], "weights": weights,
+        gradient = {n: before[n] - t.numpy() for n, t in worker.gather().iter_full()}
+        out[name] = {"old": old, "advantages": advantages, "parts": [prepared, updated], "gradient": gradient,
                      "metrics": merge_metrics([prepared, updated])}  # fmt: skip
+        worker.stage([list(rows.values())], {r: (0, i) for i, r in enumerate(rows)})
+        kept = [value for r in worker._rows.values() for value in (r.old, r.ref, r.advantages) if value is not None]
+        out[name]["left over"] = kept
         worker.engine.engine.destroy()
         worker.engine = None
     return out
@@ -101,6 +139,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def reference(model: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     return {r: full_logits_reference(model, r) for r in range(ROWS)}
+
+
+@pytest.fixture(scope="module")
+def expected(model: str) -> dict[str, np.ndarray]:
+    return full_logits_gradient(model)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +166,14 @@ def results(model: str, reference: dict) -> dict:
         "correction": plain | {"behavior": shifted, "policy": PolicyOptions(correction="tis")},
         "entropy bonus": plain | {"policy": PolicyOptions(entropy_coef=0.1)},
         "equal rewards": plain | {"credit": no_credit},
+        "one row each": plain | {"split": ONE_ROW_EACH},
+        "all at once": plain | {"split": ALL_AT_ONCE},
+        "permuted": plain | {"split": PERMUTED},
+        "packed permuted": plain | {"split": PERMUTED, "packed": True},
+        "zero 3 permuted": plain | {"split": PERMUTED, "stage": 3},
+        "a gap of 200": plain | {"old_pass": True, "old_shift": {0: 200.0, 2: 200.0, 3: -200.0, 5: -200.0}},
+        "two silent rows": plain | {"silent": (0, 4)},
+        "all silent": plain | {"silent": tuple(range(ROWS))},
     }
     return {world: run_workers(one_update, world, model, cases) for world in (1, 2)}
 
@@ -160,15 +211,56 @@ def test_fault_10_one_and_two_workers_make_the_same_update(results: dict, case: 
     for rank in results[2]:
         a, b = merged(results, 1, case), merged(results, 2, case)
         for name in ("policy/loss", "policy/grad_norm", "rollout/logprob_diff_mean"):
-            assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-5), name
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5), name
+        for name, gradient in rank[case]["gradient"].items():
+            np.testing.assert_allclose(gradient, one["gradient"][name], atol=TOLERANCE, err_msg=name)
         for row, advantages in rank[case]["advantages"].items():
             np.testing.assert_allclose(advantages, one["advantages"][row], atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["old pass", "packed"])
-def test_an_old_pass_or_another_layout_changes_no_gradient(results: dict, case: str) -> None:
-    a, b = merged(results, 1, "on-policy"), merged(results, 1, case)
-    assert a["policy/grad_norm"] == pytest.approx(b["policy/grad_norm"], rel=1e-4)
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("case", ["on-policy", "old pass", "zero 3", "packed", "one row each", "all at once",
+                                  "permuted", "packed permuted", "zero 3 permuted"])  # fmt: skip
+def test_fault_10_any_split_layout_and_order_has_the_gradient_of_plain_autograd(
+    results: dict, expected: dict[str, np.ndarray], world: int, case: str
+) -> None:
+    norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in expected.values()))
+    assert norm > 0.05  # far above the tolerance
+    assert merged(results, world, case)["policy/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    for rank in results[world]:
+        assert rank[case]["gradient"].keys() == expected.keys()
+        for name, want in expected.items():
+            np.testing.assert_allclose(rank[case]["gradient"][name], want, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_fault_14_a_gap_of_200_in_log_probs_gives_a_finite_loss_and_gradient(results: dict, world: int) -> None:
+    """Rows whose ratio is out of all bounds give no gradient (rows 1 and 4 have no credit); nothing turns NaN."""
+    metrics = merged(results, world, "a gap of 200")
+    assert all(np.isfinite(v) for v in metrics.values()), metrics
+    assert metrics["policy/ratio_saturated_fraction"] > 0.5
+    for rank in results[world]:
+        for name, gradient in rank["a gap of 200"]["gradient"].items():
+            np.testing.assert_allclose(gradient, 0.0, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_fault_18_rows_without_an_action_token_take_no_part(results: dict, world: int) -> None:
+    """Two silent rows: the mean is over the tokens of the rest. All silent: loss and gradient 0, nothing NaN."""
+    rest = sum(trajectory(r).num_actions for r in range(ROWS) if r not in (0, 4))
+    credit = sum((r % 3 - 1) * trajectory(r).num_actions for r in range(ROWS) if r not in (0, 4))
+    two, none = merged(results, world, "two silent rows"), merged(results, world, "all silent")
+    assert two["policy/loss"] == pytest.approx(-credit / rest, abs=1e-4)
+    assert none["policy/loss"] == 0.0 and none["policy/grad_norm"] == 0.0
+    assert all(np.isfinite(v) for v in (*two.values(), *none.values()))
+    for rank in results[world]:
+        for name, gradient in rank["all silent"]["gradient"].items():
+            assert not gradient.any(), name
+            assert np.isfinite(rank["two silent rows"]["gradient"][name]).all(), name
+
+
+def test_nothing_of_a_rollout_is_left_over_in_the_next(results: dict) -> None:
+    assert not any(case["left over"] for ranks in results.values() for rank in ranks for case in rank.values())
 
 
 def test_fault_15_whitening_over_two_uneven_workers(results: dict) -> None:

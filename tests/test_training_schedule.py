@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from openrlhf_like.training.schedule import SCHEDULES, check_schedule, horizon, lr_factor, warmup_updates
+from openrlhf_like.training.schedule import SCHEDULES, check_schedule, lr_factor, warmup_updates
 from openrlhf_like.types import UserError
 
 TOTAL, WARMUP = 40, 5
@@ -45,10 +45,8 @@ def test_cosine_with_min_lr_ends_at_its_floor_and_warms_up_linearly() -> None:
     )
 
 
-def test_fault_20_the_horizon_counts_samples_over_all_epochs() -> None:
-    assert horizon(1000, 128, 3) == 24
-    assert horizon(1000, 128, 3, drop_last=True) == 23
-    assert warmup_updates(100, 0.03) == 3
+def test_the_warmup_is_the_ratios_share_of_the_horizon_rounded_up() -> None:
+    assert [warmup_updates(n, 0.03) for n in (1, 24, 100, 101)] == [1, 1, 3, 4]
 
 
 def test_an_unknown_schedule_names_the_choices() -> None:

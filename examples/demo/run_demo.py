@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--sft_epochs", type=int, default=14)
     parser.add_argument("--grpo_steps", type=int, default=60)
-    parser.add_argument("--reward", default=str(REWARD_FILE), help="reward file; the tests' control gives a constant one")
+    parser.add_argument("--reward", default=str(REWARD_FILE), help="reward file of the GRPO stage")
     args = parser.parse_args()
     out = args.output_dir
     start = time.monotonic()

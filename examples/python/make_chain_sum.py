@@ -3,7 +3,8 @@
     python examples/python/make_chain_sum.py ./data --terms 3 --digits 1
 
 Writes ``sft.jsonl`` ({"input", "output"}), ``prompts.jsonl`` and ``heldout.jsonl`` ({"input", "label"}, and
-"output" for a loss), where the label is the answer. Questions are made distinct first, so that no held-out question is ever trained on.
+"output" for a loss), where the label is the answer. Questions are made distinct first, so that no held-out question is
+ever trained on.
 """
 
 from __future__ import annotations

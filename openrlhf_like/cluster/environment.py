@@ -49,6 +49,7 @@ _WORKER_DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONUNBUFFERED": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
 }
 
 
@@ -89,6 +90,11 @@ def worker_environment(device: str) -> dict[str, str]:
         # --device cpu on a machine with GPUs leaves them alone.
         env["DS_ACCELERATOR"] = "cpu"
         env["CUDA_VISIBLE_DEVICES"] = ""
+        # Roles take turns on the cores. Threads that wait must sleep: spinning, those of a waiting worker take the
+        # time slices of the one that computes, and beside any other load a small model's step takes 10 times as long.
+        env.setdefault("OMP_WAIT_POLICY", "passive")
+        if "VLLM_LOGGING_LEVEL" not in os.environ:
+            env["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings on a CPU name what a CPU does not have, one by one
     env["PYTHONPATH"] = python_path()
     return env
 

@@ -52,9 +52,11 @@ def _remote_class(cls: type) -> Any:
             pass
 
         def host_prepare(self, log_level: int) -> nodes.NodeInfo:
+            # Of other libraries only what may need an answer: their progress is not the run's.
             logging.basicConfig(
-                level=log_level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s", force=True
+                level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s", force=True
             )
+            logging.getLogger("openrlhf_like").setLevel(log_level)
             return nodes.here()
 
         def host_port(self) -> int:
@@ -215,7 +217,10 @@ def start_actor(
     log_level: int = logging.INFO,
     **kwargs: Any,
 ) -> RemoteActor:
-    """Start one actor and its constructor ``cls(*args, **kwargs)``; returns at once; ``ready(timeout)`` waits."""
+    """Start one actor and its constructor ``cls(*args, **kwargs)``; returns at once; ``ready(timeout)`` waits.
+
+    A class with async methods must be waited for before anything is called: Ray may run its calls in any order.
+    """
     actor = RemoteActor(cls, name, slot, env=env, max_concurrency=max_concurrency, log_level=log_level)
     actor.build({}, *args, **kwargs)
     return actor
@@ -238,8 +243,3 @@ def kill_live(since: int = 0) -> None:
     """Kill the actors started after the first ``since``."""
     for handle in _LIVE[since:]:
         kill_handle(handle)
-
-
-def forget_live(since: int = 0) -> None:
-    """Drop the actors of a Ray that is gone."""
-    del _LIVE[since:]

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf_like.config.tree import get_or
 from openrlhf_like.types import UserError
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def plan_placement(cfg: Any) -> PlacementPlan:
     Raises:
         UserError: colocated roles differ in size, naming the flags.
     """
-    device = "cpu" if _option(cfg, "device", "cpu") == "cpu" else "cuda"
+    device = "cpu" if get_or(cfg, "device", "cpu") == "cpu" else "cuda"
     demands = {demand.role: demand for demand in demands_of(cfg)}
     shared = _shared_groups(cfg, demands, device)
     groups: list[GroupPlan] = []
@@ -124,25 +125,25 @@ def plan_placement(cfg: Any) -> PlacementPlan:
 
 def demands_of(cfg: Any) -> list[Demand]:
     """The roles a configuration calls for. Without engines: ``--train.num_gpus_per_node`` workers."""
-    if _option(cfg, "vllm", None) is None:
+    if get_or(cfg, "vllm", None) is None:
         return [_workers(cfg, "actor", "train")]
     out = [_workers(cfg, "actor", "actor")]
-    if _option(cfg, "algo.advantage.estimator", "") == "gae":
+    if get_or(cfg, "algo.advantage.estimator", "") == "gae":
         out.append(_workers(cfg, "critic", "critic"))
-    if _option(cfg, "algo.kl.init_coef", 0.0) > 0:
+    if get_or(cfg, "algo.kl.init_coef", 0.0) > 0:
         out.append(_workers(cfg, "ref", "ref"))
-    by_function = any(_option(cfg, name, None) for name in ("reward.remote_url", "reward.verifier"))
-    agent = bool(_option(cfg, "train.agent_func_path", None))
-    if not by_function and not agent and _option(cfg, "reward.model_name_or_path", None):
+    by_function = any(get_or(cfg, name, None) for name in ("reward.remote_url", "reward.verifier"))
+    agent = bool(get_or(cfg, "train.agent_func_path", None))
+    if not by_function and not agent and get_or(cfg, "reward.model_name_or_path", None):
         out.append(_workers(cfg, "reward_model", "reward"))
-    engines = _option(cfg, "vllm.num_engines", 1) or 1
-    tensor_parallel = _option(cfg, "vllm.tensor_parallel_size", 1)
+    engines = get_or(cfg, "vllm.num_engines", 1) or 1
+    tensor_parallel = get_or(cfg, "vllm.tensor_parallel_size", 1)
     out.append(
         Demand("engine", engines, f"--vllm.num_engines {engines} --vllm.tensor_parallel_size {tensor_parallel}",
                tensor_parallel)
     )  # fmt: skip
     if by_function:
-        workers = _option(cfg, "reward.num_workers", 1)
+        workers = get_or(cfg, "reward.num_workers", 1)
         out.append(Demand("reward", workers, f"--reward.num_workers {workers}", 0))
     return out
 
@@ -208,24 +209,24 @@ def _size(node: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _workers(cfg: Any, role: str, section: str) -> Demand:
-    nodes = _option(cfg, f"{section}.num_nodes", 1) or 1
-    each = _option(cfg, f"{section}.num_gpus_per_node", 1) or 1
+    nodes = get_or(cfg, f"{section}.num_nodes", 1) or 1
+    each = get_or(cfg, f"{section}.num_gpus_per_node", 1) or 1
     return Demand(role, nodes * each, f"--{section}.num_gpus_per_node {each} --{section}.num_nodes {nodes}")
 
 
 def _shared_groups(cfg: Any, demands: Mapping[str, Demand], device: str) -> list[tuple[str, list[str]]]:
     """Groups that several roles share, by the colocation flags: (name, roles)."""
-    if _option(cfg, "train.colocate_all", False):
+    if get_or(cfg, "train.colocate_all", False):
         members = [r for r in ("actor", "critic", "ref", "reward_model", "engine") if r in demands]
-        if _option(cfg, "train.async_enable", False):
+        if get_or(cfg, "train.async_enable", False):
             members.remove("engine")  # generation overlaps training: engines keep GPUs of their own
         _check_equal(demands, members, "--train.colocate_all", device)
         return [("all", members)] if len(members) > 1 else []
     out = []
-    pairs = (("colocate_actor_ref", "actor", "ref"), ("colocate_critic_reward", "critic", "reward_model"))
+    pairs = (("train.colocate_actor_ref", "actor", "ref"), ("train.colocate_critic_reward", "critic", "reward_model"))
     for flag, first, second in pairs:
-        if _option(cfg, f"train.{flag}", False) and first in demands and second in demands:
-            _check_equal(demands, [first, second], f"--train.{flag}", device)
+        if get_or(cfg, flag, False) and first in demands and second in demands:
+            _check_equal(demands, [first, second], f"--{flag}", device)
             out.append((f"{first}_{second}", [first, second]))
     return out
 
@@ -271,13 +272,3 @@ def _own(demand: Demand, device: str) -> tuple[GroupPlan, RolePlan]:
     bundles = tuple(dict(bundle) for _ in range(demand.num_workers))
     spots = tuple((i,) for i in range(demand.num_workers))
     return GroupPlan(demand.role, bundles), RolePlan(demand.role, demand.role, spots, bundle["CPU"], gpus)
-
-
-def _option(cfg: Any, dotted: str, default: Any) -> Any:
-    """A configuration value by its dotted name, or ``default`` where this command has no such option."""
-    node = cfg
-    for part in dotted.split("."):
-        node = getattr(node, part, None)
-        if node is None:
-            return default
-    return node

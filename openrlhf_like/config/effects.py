@@ -26,9 +26,22 @@ def _all(names: str) -> tuple[str, ...]:
     return tuple(names.split())
 
 
-def _flash(c: Any) -> bool:
-    return str(c.ds.attn_implementation).startswith("flash")
+def _wandb(c: Any) -> bool:
+    return c.logger.wandb.mode != "disabled" and bool(c.logger.wandb.key or c.logger.wandb.mode)
 
+
+def _no_forward_pass(c: Any) -> bool:
+    """One update a rollout and no reference: nothing needs log-probs outside the training pass."""
+    samples = c.rollout.batch_size * c.rollout.n_samples_per_prompt
+    return not uses_reference(c) and c.train.max_epochs == 1 and samples <= c.train.batch_size
+
+
+def _optims(c: Any) -> tuple[Any, ...]:
+    return (c.actor,) if isinstance(c, PPOConfig) else (c,)
+
+
+#: Schedules that end above 0.
+_WITH_FLOOR = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
 
 _COMMON = (
     NoEffect(
@@ -53,16 +66,42 @@ _COMMON = (
     ),
     NoEffect(("ds.ring_attn_head_stride",), lambda c: c.ds.ring_attn_size == 1, "without --ds.ring_attn_size"),
     NoEffect(
-        ("ds.packing_samples",),
-        lambda c: not _flash(c),
-        "with this attention: packed rows need --ds.attn_implementation flash_attention_2",
-    ),
-    NoEffect(
         ("ds.adam_offload", "ref.offload", "ds.enable_sleep"),
         lambda c: c.device == "cpu",
         "on a CPU: everything is in host memory",
     ),
     NoEffect(("ds.overlap_comm",), lambda c: c.device == "cpu", "on a CPU"),
+    NoEffect(("ds.overlap_comm",), lambda c: c.ds.zero_stage < 2, "with --ds.zero_stage below 2"),
+    NoEffect(
+        ("data.dataloader_num_workers",),
+        lambda c: True,
+        "here: all data is tokenized once, before training, by the tokenizer's own threads",
+    ),
+    NoEffect(
+        _all("lr_warmup_ratio actor.lr_warmup_ratio"),
+        lambda c: any(o.lr_scheduler == "constant" for o in _optims(c)),
+        "with a constant schedule; constant_with_warmup has one",
+    ),
+    NoEffect(
+        _all("min_lr_ratio actor.min_lr_ratio"),
+        lambda c: any(o.lr_scheduler not in _WITH_FLOOR for o in _optims(c)),
+        f"with this schedule: {', '.join(_WITH_FLOOR)} have a lowest rate",
+    ),
+    NoEffect(
+        _all("model.gradient_checkpointing_reentrant actor.gradient_checkpointing_reentrant"),
+        lambda c: not (c.actor if isinstance(c, PPOConfig) else c.model).gradient_checkpointing_enable,
+        "without gradient_checkpointing_enable",
+    ),
+    NoEffect(
+        _all("ckpt.save_hf ckpt.max_num ckpt.max_mem"),
+        lambda c: c.ckpt.save_steps < 1,
+        "without --ckpt.save_steps: nothing is saved on the way",
+    ),
+    NoEffect(
+        ("ckpt.path",),
+        lambda c: c.ckpt.save_steps < 1 and not c.ckpt.load_enable,
+        "without --ckpt.save_steps or --ckpt.load_enable",
+    ),
     NoEffect(
         ("data.input_template",),
         lambda c: c.data.apply_chat_template and c.data.input_template is not None,
@@ -74,9 +113,14 @@ _COMMON = (
         "without --data.apply_chat_template",
     ),
     NoEffect(
-        _all("logger.wandb.org logger.wandb.group logger.wandb.project logger.wandb.run_name"),
-        lambda c: not c.logger.wandb.key and c.logger.wandb.mode in (None, "disabled"),
+        _all("logger.wandb.org logger.wandb.group logger.wandb.project"),
+        lambda c: not _wandb(c),
         "without --logger.wandb.key or --logger.wandb.mode",
+    ),
+    NoEffect(
+        ("logger.wandb.run_name",),
+        lambda c: not _wandb(c) and not c.logger.tensorboard_dir,
+        "without --logger.wandb.key, --logger.wandb.mode or --logger.tensorboard_dir",
     ),
     NoEffect(("ckpt.load_enable",), lambda c: c.ckpt.disable_ds and c.ckpt.load_enable, "with --ckpt.disable_ds"),
     NoEffect(("local_rank",), lambda c: c.local_rank > 0, "here: workers are placed by Ray"),
@@ -109,6 +153,16 @@ _RL = (
         _all("ref.num_nodes ref.num_gpus_per_node ref.offload train.colocate_actor_ref"),
         lambda c: not uses_reference(c),
         "with --algo.kl.init_coef 0: there is no reference model",
+    ),
+    NoEffect(
+        ("ref.offload",),
+        lambda c: c.device == "cuda" and c.ds.zero_stage < 3,
+        "without --ds.zero_stage 3: DeepSpeed offloads sharded weights only",
+    ),
+    NoEffect(
+        _all("rollout.micro_batch_size rollout.max_tokens_per_gpu"),
+        _no_forward_pass,
+        "with one update a rollout and no reference: the training pass computes the only log-probs",
     ),
     NoEffect(
         ("train.colocate_actor_ref",),
@@ -148,7 +202,7 @@ _RL = (
         "with this --algo.advantage.estimator: it divides by no deviation",
     ),
     NoEffect(
-        _all("algo.dynamic_filtering_range algo.dynamic_filtering_max_rounds"),
+        ("algo.dynamic_filtering_range",),  # max_rounds also ends a run in which every reward fails
         lambda c: not c.algo.dynamic_filtering_enable,
         "without --algo.dynamic_filtering_enable",
     ),

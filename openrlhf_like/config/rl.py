@@ -204,7 +204,7 @@ class AlgoConfig:
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Open range of a kept group's mean score."""
     dynamic_filtering_max_rounds: int = 10
-    """Rounds without a kept group after which the run ends."""
+    """Rounds in a row without a group to train on after which the run ends, filtered or not."""
 
 
 @dataclass

@@ -78,6 +78,15 @@ def get(cfg: Any, name: str) -> Any:
     return cfg
 
 
+def get_or(cfg: Any, name: str, default: Any = None) -> Any:
+    """The value at a dotted name; ``default`` where the command has no such option, or it is None."""
+    for part in name.split("."):
+        cfg = getattr(cfg, part, None)
+        if cfg is None:
+            return default
+    return cfg
+
+
 def put(cfg: Any, name: str, value: Any) -> None:
     """Set the value at a dotted name."""
     *groups, leaf = name.split(".")

@@ -46,6 +46,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
         when=lambda c: c.rollout.vllm_generate_batch_size != c.rollout.batch_size,
     ),
     Unbuilt("train.enable_ema", "leave it out"),
+    Unbuilt("ckpt.best_metric_key", "leave it out: the newest checkpoints are kept, see --ckpt.max_num"),
     Unbuilt("train.agent_func_path", "use --reward.remote_url for single-turn rewards"),
     # algorithms
     Unbuilt(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from openrlhf_like.types import UserError
 
@@ -77,25 +76,6 @@ def set_dropout_zero(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-
-
-def check_vocabulary(model_config: Any, tokenizer: Any, flag: str) -> None:
-    """Raise UserError where the tokenizer can write an id that the model has no embedding for."""
-    vocab = int(model_config.get_text_config().vocab_size)
-    if len(tokenizer) > vocab:
-        raise UserError(
-            f"{flag}: the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {vocab};"
-            " use the model's own tokenizer"
-        )
-
-
-def load_config(path: str, flag: str = "--actor.model_name_or_path") -> Any:
-    """The model's configuration without its weights; UserError where there is none."""
-    check_model_path(path, flag)
-    try:
-        return AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{flag} {path}: its configuration cannot be read ({_first_line(e)})") from e
 
 
 def unique_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -5,13 +5,8 @@ Light to import: torch, wandb, tensorboard and matplotlib are imported only wher
 
 from openrlhf_like.observe.console import err_console, out_console, quiet_env, setup_logging, table_console
 from openrlhf_like.observe.metrics import (
-    Max,
-    Mean,
     MetricsWriter,
-    Sum,
-    merge_parts,
     read_records,
-    reduce_metrics,
     series,
 )
 from openrlhf_like.observe.progress import RunProgress
@@ -27,26 +22,21 @@ from openrlhf_like.observe.warnings import HealthLimits, HealthMonitor
 __all__ = [
     "HealthLimits",
     "HealthMonitor",
-    "Max",
-    "Mean",
     "MetricsWriter",
     "RolloutStore",
     "RunProgress",
     "StepTable",
-    "Sum",
     "Timer",
     "Trackers",
     "err_console",
     "mask_secrets",
     "mask_text",
-    "merge_parts",
     "out_console",
     "plot_reward_curve",
     "prepare_run_dir",
     "quiet_env",
     "read_records",
     "read_rollouts",
-    "reduce_metrics",
     "results_table",
     "series",
     "set_aside_previous",

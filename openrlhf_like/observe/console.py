@@ -72,7 +72,6 @@ def quiet_env() -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
-        "VLLM_LOGGING_LEVEL": "WARNING",
     }
 
 

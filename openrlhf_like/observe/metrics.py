@@ -1,109 +1,17 @@
-"""Metrics: reduced over workers, merged by step, one JSON object a step in ``run/metrics.jsonl``."""
+"""Metrics: merged by step, one JSON object a step in ``run/metrics.jsonl``."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from openrlhf_like.observe.run_dir import METRICS_NAME, set_aside_previous, write_text_atomic
 
 logger = logging.getLogger(__name__)
-
-
-class Mean(NamedTuple):
-    """A mean in parts: ``total`` over ``items``. A plain ``(sum, count)`` tuple means the same."""
-
-    total: float
-    items: float
-
-
-class Max(NamedTuple):
-    """The largest value a worker saw."""
-
-    value: float
-
-
-class Sum(NamedTuple):
-    """A total: worker values add up."""
-
-    value: float
-
-
-Part = Mean | Max | Sum | tuple[float, float]
-
-
-def reduce_metrics(parts: Sequence[Mapping[str, Part]]) -> dict[str, float]:
-    """Reduce the metrics of all workers to one value each.
-
-    A mean is the sum of sums over the sum of counts, so that workers with more tokens weigh more: the mean of their
-    means would be wrong. Sums are exact (``math.fsum``), so the order of workers changes nothing.
-
-    Args:
-        parts: one mapping a worker (or a micro-batch); a name may be missing in some.
-
-    Returns:
-        ``{name: value}``. A mean without any item is left out: it has no value.
-
-    Raises:
-        ValueError: a name is a mean on one worker and a maximum on another.
-    """
-    gathered: dict[str, list[Part]] = {}
-    for part in parts:
-        for name, value in part.items():
-            gathered.setdefault(name, []).append(value)
-    reduced = {name: _reduce_one(name, values) for name, values in gathered.items()}
-    return {name: value for name, value in reduced.items() if value is not None}
-
-
-def merge_parts(parts: Sequence[Mapping[str, Part]]) -> dict[str, Part]:
-    """Like :func:`reduce_metrics` but mergeable again: what a worker returns for all of its micro-batches."""
-    gathered: dict[str, list[Part]] = {}
-    for part in parts:
-        for name, value in part.items():
-            gathered.setdefault(name, []).append(value)
-    return {name: _merge_one(name, values) for name, values in gathered.items()}
-
-
-def _merge_one(name: str, values: list[Part]) -> Part:
-    kinds = {_kind(value) for value in values}
-    if len(kinds) != 1:
-        raise ValueError(f"metric {name!r} is reduced in several ways: {sorted(k.__name__ for k in kinds)}")
-    kind = kinds.pop()
-    first = [float(value[0]) for value in values]
-    if kind is Max:
-        return Max(_max(first))
-    if kind is Sum:
-        return Sum(_total(first))
-    return Mean(_total(first), _total([float(value[-1]) for value in values]))
-
-
-def _reduce_one(name: str, values: list[Part]) -> float | None:
-    merged = _merge_one(name, values)
-    if isinstance(merged, Mean):
-        return merged.total / merged.items if merged.items else None
-    return float(merged[0])
-
-
-def _total(values: list[float]) -> float:
-    # fsum raises on inf - inf, but a run that diverges must get to its NaN warning.
-    return math.fsum(values) if all(math.isfinite(v) for v in values) else sum(values)
-
-
-def _max(values: list[float]) -> float:
-    # The builtin max loses a NaN that is not first; a NaN anywhere must show.
-    return math.nan if any(math.isnan(v) for v in values) else max(values)
-
-
-def _kind(value: Part) -> type:
-    if isinstance(value, Max | Sum):
-        return type(value)
-    if isinstance(value, tuple) and len(value) == 2:
-        return Mean
-    raise ValueError(f"a mergeable metric is Mean, Max, Sum or a (sum, count) tuple, got {value!r}")
 
 
 class MetricsWriter:

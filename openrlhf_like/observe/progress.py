@@ -31,6 +31,10 @@ class StepClock:
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._last = time.monotonic()
 
+    def restart(self) -> None:
+        """The next step starts now: what came before it (loading, an evaluation) is no part of a step."""
+        self._last = time.monotonic()
+
     def tick(self) -> float:
         """One more step is done; returns its seconds."""
         now = time.monotonic()

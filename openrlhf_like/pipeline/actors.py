@@ -74,6 +74,10 @@ class RolloutWriter:
         """A run resumed at ``step`` writes later ones again."""
         return self._store.discard_after(step)
 
+    def flush(self) -> None:
+        """Wait until every queued step is on disk: a checkpoint comes after the rollouts it stands for."""
+        self._store.flush()
+
     def close(self) -> None:
         """Wait until everything is on disk."""
         self._store.close()

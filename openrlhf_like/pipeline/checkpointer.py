@@ -29,6 +29,7 @@ class Checkpointer:
     def __init__(self, cfg: Any, registry: StateRegistry) -> None:
         self.cfg, self.registry = cfg, registry
         self.path = Path(cfg.ckpt.path)
+        self._resumed = self._saved = False
 
     def due(self, step: int) -> bool:
         """Whether ``--ckpt.save_steps`` asks for a checkpoint after this step."""
@@ -36,8 +37,16 @@ class Checkpointer:
         return every > 0 and step % every == 0 and (not self.cfg.ckpt.disable_ds or self.cfg.ckpt.save_hf)
 
     def save(self, step: int, group: WorkerGroup) -> Path:
-        """Write the checkpoint of ``step`` and delete what ``--ckpt.max_num`` and ``--ckpt.max_mem`` leave no room for."""
+        """Write the checkpoint of ``step``; delete what ``--ckpt.max_num`` and ``--ckpt.max_mem`` leave no room for.
+
+        A new run's first one moves an earlier run's aside: the newest by number must be this run's.
+        """
         tag = f"global_step{step}"
+        if not self._saved:
+            self._saved = True
+            remove_leftovers(self.path)
+            if not self._resumed:
+                set_aside(self.path)
         folder = files.stage(self.path, tag)
         limit = {"timeout": self.cfg.timeout.collective, "flag": "timeout.collective"}
         if not self.cfg.ckpt.disable_ds:
@@ -61,7 +70,7 @@ class Checkpointer:
             return None
         newest = self.newest()
         if newest is None:
-            logger.warning("--ckpt.load_enable: no complete checkpoint under %s yet; starting from the model", self.path)
+            logger.warning("--ckpt.load_enable: no complete checkpoint under %s; starting from the model", self.path)
         return newest
 
     def load_driver(self, folder: Path) -> None:
@@ -69,8 +78,10 @@ class Checkpointer:
         try:
             state = json.loads((folder / DRIVER_FILE).read_text())
         except (OSError, json.JSONDecodeError) as error:
-            raise UserError(f"--ckpt.path {folder}: {DRIVER_FILE} cannot be read ({error}); remove the folder") from error
+            why = f"{DRIVER_FILE} cannot be read ({error})"
+            raise UserError(f"--ckpt.path {folder}: {why}; remove the folder") from error
         self.registry.load_state_dict(state)
+        self._resumed = True
 
     def load_workers(self, folder: Path, group: WorkerGroup) -> None:
         """Restore every worker's state."""
@@ -88,3 +99,21 @@ def remove_leftovers(path: str | Path) -> None:
     """Delete half-written checkpoints that an interrupted run left."""
     for folder in Path(path).glob(f"{files.STAGING_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(path: str | Path) -> Path | None:
+    """Move the checkpoints of an earlier run to ``previous-<n>``: a later resume must not take them for this run's.
+
+    Nothing is deleted. Returns the folder they went to, None when there was nothing to move.
+    """
+    found = files.complete_checkpoints(path)
+    if not found:
+        return None
+    number = 1
+    while (target := Path(path) / f"previous-{number}").exists():
+        number += 1
+    target.mkdir()
+    for folder in found:
+        folder.rename(target / folder.name)
+    logger.warning("--ckpt.path: moved %d checkpoints of an earlier run to %s", len(found), target)
+    return target

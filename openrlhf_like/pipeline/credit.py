@@ -60,7 +60,7 @@ def rollout_metrics(rollout: Rollout, shaped: ShapedRewards, groups: GroupCredit
         "reward/mean": _mean(rewards),
         "reward/std": _std(rewards),
         "reward/shaped_mean": _mean([r for r in shaped.rewards.tolist() if math.isfinite(r)]),
-        "reward/overlong_penalty_mean": _mean(shaped.overlong.tolist()),
+        "reward/overlong_penalty_mean": 0.0 - _mean(shaped.overlong.tolist()),
         "reward/group_zero_std_fraction": groups.zero_std_fraction,
         "reward/dropped_groups": groups.dropped_groups,
         "reward/failed_fraction": groups.invalid / len(summaries) if summaries else 0.0,

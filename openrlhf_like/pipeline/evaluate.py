@@ -30,13 +30,10 @@ class Evaluator:
 
     def run(self, step: int) -> dict[str, float]:
         """``eval/<data set>/...`` of the weights that the engines hold now."""
-        before = {name: self.timer.seconds(name) for name in ("generate", "reward")}
         with self.timer("eval"):
             scored = self.phase.score(
                 self.phase.generate(self.prompts, self.samples, self.sampling, step, phase="eval")
             )
-        for name, seconds in before.items():  # counted under time/eval, not as part of the step's rollout
-            self.timer.add(name, seconds - self.timer.seconds(name))
         summaries = [summary for _, block in scored for summary in block]
         source = {p.prompt_id: p.datasource for p in self.prompts}
         by_source: dict[str, list[TrajectorySummary]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from openrlhf_like.cluster.group import WorkerGroup
@@ -38,9 +39,15 @@ def join_workers(cfg: Any, group: WorkerGroup) -> None:
 def start_actors(
     session: RaySession, role: str, cls: type, args_each: list[tuple[Any, ...]], env: dict[str, str] | None = None
 ) -> list[RemoteActor]:
-    """Start one actor a slot of the role, each with its own constructor arguments. Returns at once."""
+    """Start one actor a slot of the role, each with its own arguments. Returns at once: `wait_built` waits."""
     slots = session.placement.slots(role)
     return [
         start_actor(cls, f"{role} {i}", slot, *args, env=env)
         for i, (slot, args) in enumerate(zip(slots, args_each, strict=True))
     ]
+
+
+def wait_built(cfg: Any, actors: Sequence[RemoteActor]) -> None:
+    """Wait for the constructors. Nothing may be called before: Ray runs an async actor's calls in any order."""
+    for actor in actors:
+        actor.ready(**limit(cfg, "init"))

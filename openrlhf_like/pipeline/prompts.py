@@ -42,7 +42,12 @@ class PromptFeed:
 def load_prompts(cfg: Any) -> tuple[PromptFeed, list[Prompt]]:
     """(training feed, evaluation prompts) of the configuration. Raises UserError naming file, line and key."""
     path = cfg.actor.model_name_or_path
-    tokenizer = load_tokenizer(path, use_fast=not cfg.data.disable_fast_tokenizer)
+    tokenizer = load_tokenizer(
+        path,
+        use_fast=not cfg.data.disable_fast_tokenizer,
+        chat_template=cfg.data.tokenizer_chat_template,
+        flag="--actor.model_name_or_path",
+    )
     check_vocab(model_vocab_size(path), tokenizer, path, flag="--actor.model_name_or_path")
     prompts, print_ = _read(
         cfg, tokenizer, cfg.data.prompt_dataset, cfg.data.prompt_split, cfg.data.prompt_probs, cfg.data.max_samples,

@@ -19,12 +19,12 @@ from openrlhf_like.pipeline.actors import ActorWorker, RefWorker, RolloutEngine,
 from openrlhf_like.pipeline.checkpointer import Checkpointer
 from openrlhf_like.pipeline.credit import Credits, assign_credit
 from openrlhf_like.pipeline.evaluate import Evaluator
-from openrlhf_like.pipeline.launch import join_workers, limit, start_actors, start_workers
+from openrlhf_like.pipeline.launch import join_workers, limit, start_actors, start_workers, wait_built
 from openrlhf_like.pipeline.prompts import PromptFeed, load_prompts
 from openrlhf_like.pipeline.recorder import Recorder
 from openrlhf_like.pipeline.rollout_phase import Rollout, RolloutPhase, check_rewards, close_rewards
 from openrlhf_like.pipeline.state import Counters, StateRegistry
-from openrlhf_like.pipeline.update_phase import UpdatePhase, updates_per_rollout
+from openrlhf_like.pipeline.update_phase import UpdatePhase, planned_updates
 from openrlhf_like.pipeline.weights import WeightSync
 from openrlhf_like.reward.reward_actor import RewardActor
 from openrlhf_like.rollout.dispatch import RolloutDispatcher
@@ -41,7 +41,7 @@ def run_rl(cfg: Any) -> None:
     feed, evaluation = load_prompts(cfg)
     total_steps = len(feed.sampler)
     registry = StateRegistry()
-    counters = Counters(step=0, empty_steps=0)
+    counters = Counters(step=0, empty_steps=0, evaluated_step=-1)
     controller = kl_controller(cfg)
     for name, owner in (("prompts", feed), ("counters", counters), ("kl", controller)):
         registry.register(name, owner)
@@ -52,18 +52,18 @@ def run_rl(cfg: Any) -> None:
         checkpointer.load_driver(resume_from)
         recorder.metrics.resume(int(counters["step"]))
     recorder.start(total_steps, int(counters["step"]), cfg.preset or cfg.command)
-    with ray_session(cfg) as session:
-        roles = start_roles(cfg, session, str(recorder.run_dir), total_steps)
+    # Ray ends first, then the recorder: a tracker's upload must not keep processes alive.
+    with recorder, ray_session(cfg) as session:
+        roles = start_roles(cfg, session, str(recorder.run_dir), planned_updates(cfg, len(feed.prompts)))
         if resume_from is not None:
             checkpointer.load_workers(resume_from, roles.actor)
             roles.writer.call("discard_after", int(counters["step"]), **limit(cfg, "init"))
-        with recorder:
-            try:
-                PolicyLoop(cfg, roles, feed, evaluation, recorder, counters, controller, checkpointer).run(total_steps)
-            finally:
-                close_rewards(cfg, roles.rewards)
-            roles.actor.call("export_hf", cfg.ckpt.output_dir, what="export the model", **limit(cfg, "collective"))
-            roles.writer.call("close", what="write the last rollouts", **limit(cfg, "collective"))
+        try:
+            PolicyLoop(cfg, roles, feed, evaluation, recorder, counters, controller, checkpointer).run()
+        finally:
+            close_rewards(cfg, roles.rewards)
+        roles.actor.call("export_hf", cfg.ckpt.output_dir, what="export the model", **limit(cfg, "collective"))
+        roles.writer.call("close", what="write the last rollouts", **limit(cfg, "collective"))
     logger.info("model written to %s", cfg.ckpt.output_dir)
 
 
@@ -78,8 +78,11 @@ class Roles:
     writer: RemoteActor
 
 
-def start_roles(cfg: Any, session: RaySession, run_dir: str, total_steps: int) -> Roles:
-    """Start every process, then load everything at the same time: engines warm up while workers read weights."""
+def start_roles(cfg: Any, session: RaySession, run_dir: str, horizon: int) -> Roles:
+    """Start every process, then load everything at the same time: engines warm up while workers read weights.
+
+    ``horizon`` is the number of optimizer steps that the learning rate is planned for.
+    """
     model = cfg.actor.model_name_or_path
     engine_count = len(session.placement.slots("engine"))
     reward_count = len(session.placement.slots("reward"))
@@ -94,13 +97,13 @@ def start_roles(cfg: Any, session: RaySession, run_dir: str, total_steps: int) -
     actor = start_workers(session, cfg, "actor", ActorWorker)
     reference = start_workers(session, cfg, "ref", RefWorker) if uses_reference(cfg) else None
     writer = start_actor(RolloutWriter, "rollout writer", Slot(num_cpus=0), run_dir, cfg.logger.rollouts_every)
+    wait_built(cfg, [*engines, *rewards, writer])
     check_rewards(cfg, rewards)
     started = [engine.submit("start") for engine in engines]
     groups = [actor] if reference is None else [actor, reference]
     loading = []
     for group in groups:
         join_workers(cfg, group)
-        horizon = total_steps * updates_per_rollout(cfg)
         loading.append((group, group.call_async("load", model, horizon, group is actor)))
     for group, refs in loading:
         group.wait(refs, "load the model", **limit(cfg, "init"))
@@ -140,14 +143,19 @@ class PolicyLoop:
         self.weights = WeightSync(cfg, roles.actor, roles.engines, feed.prompts[0].token_ids, self.timer)
         self._writing: Any = None
 
-    def run(self, total_steps: int) -> None:
-        """Train until the prompts of the last episode are used up."""
+    def run(self) -> None:
+        """Train until the prompts of the last episode are used up.
+
+        Raises:
+            TrainingAborted: they were used up, or a limit of empty rounds passed, before anything was trained on.
+        """
         step = int(self.counters["step"])
         self.weights.connect()
         self.weights.send(step)
         self.timer.pop()
         if step == 0 and self.cfg.eval.before_train and self.evaluator.prompts:
-            self.recorder.log(0, {**self.evaluator.run(0), **self.timer.pop()})
+            self.recorder.log(0, self._evaluate(0))
+        self.recorder.progress.clock.restart()
         while True:
             start = time.perf_counter()
             rollout = self.rollouts.collect(step + 1, self.feed)
@@ -158,6 +166,18 @@ class PolicyLoop:
             metrics["time/step"] = time.perf_counter() - start
             self._finish_step(step, metrics, last=not self.feed.has_more())
         self._wait_for_writer()
+        if step == 0:
+            raise TrainingAborted(f"no step was trained before the prompts ended; {self.rollouts.filter.message()}")
+        if self.evaluator.due(step, last=True) and self.counters["evaluated_step"] != step:
+            # Dynamic filtering found nothing in the last prompts, so that an earlier step was the last one.
+            self.recorder.log(step, self._evaluate(step))
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """``eval/*`` and ``time/eval``; what was timed before it belongs to no step."""
+        self.timer.pop()
+        metrics = self.evaluator.run(step)
+        self.counters["evaluated_step"] = step
+        return {**metrics, "time/eval": self.timer.pop()["time/eval"]}
 
     def train_step(self, step: int, rollout: Rollout) -> dict[str, float]:
         """Credit, update, weights out. A rollout without one usable group changes nothing and is counted."""
@@ -166,12 +186,13 @@ class PolicyLoop:
         if credits.rows:
             self.counters["empty_steps"] = 0
             metrics.update(self.updates.run(rollout, credits, self.controller.value))
-            metrics["policy/kl_coef"] = self.controller.value
             if "policy/kl_ref" in metrics:
+                metrics["policy/kl_coef"] = self.controller.value
                 self.controller.update(metrics["policy/kl_ref"], len(credits.rows))
             self._write(step, rollout, credits)
             self.weights.send(step)
         else:
+            self._write(step, rollout, credits)
             self._skip(step, metrics)
         metrics["train/tokens"] = sum(row.summary.num_tokens for row in credits.rows)
         metrics["train/samples"] = len(credits.rows)
@@ -184,12 +205,14 @@ class PolicyLoop:
                 tokens=metrics["train/tokens"], samples=metrics["train/samples"], seconds=metrics["time/step"]
             )
         )
-        if self.evaluator.due(step, last):
-            metrics.update(self.evaluator.run(step))
         metrics.update(self.timer.pop())
+        if self.evaluator.due(step, last):
+            metrics.update(self._evaluate(step))
         self.recorder.log(step, metrics)
         self.recorder.progress.step_done()
         if self.checkpointer.due(step):
+            self._wait_for_writer()
+            self.roles.writer.call("flush", what="write the rollouts so far", **limit(self.cfg, "collective"))
             self.checkpointer.save(step, self.roles.actor)
 
     def _skip(self, step: int, metrics: dict[str, float]) -> None:
@@ -210,7 +233,8 @@ class PolicyLoop:
             return
         self._wait_for_writer()
         rows = {k: (row.block, row.index) for k, row in enumerate(credits.rows)}
-        advantages = self.roles.actor.call_async("rows_advantages")
+        # Without rows the workers still hold the previous rollout's.
+        advantages = self.roles.actor.call_async("rows_advantages") if rows else []
         self._writing = self.roles.writer.submit("write", step, rollout.blocks, rows, advantages)
 
     def _wait_for_writer(self) -> None:

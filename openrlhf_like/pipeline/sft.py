@@ -51,7 +51,7 @@ def run_sft(cfg: Any) -> None:
         recorder.metrics.resume(int(counters["step"]))
 
     recorder.start(total_steps, int(counters["step"]), "SFT")
-    with ray_session(cfg) as session:
+    with recorder, ray_session(cfg) as session:
         group = start_workers(session, cfg, "actor", SFTWorker)
         join_workers(cfg, group)
         group.call("load", cfg.model.model_name_or_path, total_steps, what="load the model", **limit(cfg, "init"))
@@ -61,8 +61,7 @@ def run_sft(cfg: Any) -> None:
         if resume_from is not None:
             checkpointer.load_workers(resume_from, group)
         trainer = SFTLoop(cfg, group, train, held_out, sampler, counters)
-        with recorder:
-            trainer.run(recorder, checkpointer)
+        trainer.run(recorder, checkpointer)
         group.call("export_hf", cfg.ckpt.output_dir, what="export the model", **limit(cfg, "collective"))
     logger.info("model written to %s", cfg.ckpt.output_dir)
 
@@ -90,6 +89,7 @@ class SFTLoop:
         """Train to the end of the last epoch."""
         if self.cfg.eval.before_train and self.counters["step"] == 0 and self.held_out_lengths:
             recorder.log(0, self.evaluate())
+        recorder.progress.clock.restart()
         for rows in self.sampler:
             start = time.perf_counter()
             step = int(self.counters["step"]) + 1
@@ -118,8 +118,8 @@ class SFTLoop:
             order=rows,
             packed=self.cfg.ds.packing_samples,
         )
-        metrics = merge_metrics(self.group.call("train_step", plan, what="train a step", **limit(self.cfg, "collective")))
-        return {**metrics, "train/tokens": plan.num_tokens}
+        parts = self.group.call("train_step", plan, what="train a step", **limit(self.cfg, "collective"))
+        return {**merge_metrics(parts), "train/tokens": plan.num_tokens}
 
     def evaluate(self) -> dict[str, float]:
         """Loss per label token over the held-out data."""

@@ -40,7 +40,8 @@ class StateRegistry:
         """Give every owner its state back.
 
         Raises:
-            UserError: the checkpoint lacks the state of an owner: it was written by another command or settings.
+            UserError: the checkpoint lacks the state of an owner, or an owner refuses it: it was written by another
+                command or settings.
         """
         missing = sorted(set(self._owners) - set(state))
         if missing:
@@ -49,7 +50,11 @@ class StateRegistry:
                 "settings. Give those of the interrupted run, or start without --ckpt.load_enable"
             )
         for name, owner in self._owners.items():
-            owner.load_state_dict(state[name])
+            try:
+                owner.load_state_dict(state[name])
+            except ValueError as error:
+                message = f"--ckpt.load_enable: the checkpoint's state of {name} does not fit: {error}"
+                raise UserError(message) from error
 
 
 class Counters:

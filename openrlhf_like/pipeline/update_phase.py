@@ -22,6 +22,15 @@ def updates_per_rollout(cfg: Any, num_rows: int | None = None) -> int:
     return cfg.train.max_epochs * math.ceil(rows / cfg.train.batch_size)
 
 
+def planned_updates(cfg: Any, num_prompts: int) -> int:
+    """Optimizer steps of the whole run, which is the horizon of the learning rate: an episode's last rollout may be
+    smaller. What failed rewards and filtering leave out is not known before; the run then ends above the lowest rate.
+    """
+    full, rest = divmod(num_prompts, cfg.rollout.batch_size)
+    last = updates_per_rollout(cfg, rest * cfg.rollout.n_samples_per_prompt) if rest else 0
+    return cfg.train.num_episodes * (full * updates_per_rollout(cfg) + last)
+
+
 class UpdatePhase:
     """Trains the actor on one rollout."""
 

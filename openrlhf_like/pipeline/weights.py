@@ -28,7 +28,8 @@ class WeightSync:
         self, cfg: Any, actor: WorkerGroup, engines: Sequence[RemoteActor], probe: Sequence[int], timer: Timer
     ) -> None:
         self.cfg, self.actor, self.engines, self.timer = cfg, actor, list(engines), timer
-        self.probe = list(probe)
+        # A token has a log-prob given those before it: a prompt of one token probes nothing.
+        self.probe = list(probe) if len(probe) > 1 else list(probe) * 2
 
     def connect(self) -> None:
         """Give every worker the handles of the engines. The first ``send`` makes the connection."""
@@ -61,7 +62,7 @@ class WeightSync:
             gap = float(np.abs(np.asarray(values)[-len(own) :] - np.asarray(own)).max())
             if not gap <= tolerance:
                 raise TrainingAborted(
-                    f"--vllm.check_weight_sync: after the transfer of version {version}, {engine.label} and the trainer "
-                    f"differ by {gap:.3g} in the log-prob of a probe token (at most {tolerance:g} is rounding in "
-                    f"{self.cfg.ds.param_dtype}): they do not hold the same model"
+                    f"--vllm.check_weight_sync: after the transfer of version {version}, {engine.label} and the "
+                    f"trainer differ by {gap:.3g} in the log-prob of a probe token (at most {tolerance:g} is rounding "
+                    f"in {self.cfg.ds.param_dtype}): they do not hold the same model"
                 )

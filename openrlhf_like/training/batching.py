@@ -27,7 +27,7 @@ def windows(order: Sequence[int], batch_size: int) -> list[list[int]]:
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
-def assign_rows(lengths: Sequence[int], num_workers: int, steps: Sequence[Sequence[int]]) -> np.ndarray:
+def assign_rows(lengths: Sequence[int] | np.ndarray, num_workers: int, steps: Sequence[Sequence[int]]) -> np.ndarray:
     """Worker of each row, int [rows]: within every step the workers' token counts are as even as greedy gets them.
 
     A row that several steps name (more epochs) keeps the worker of its first; a row that no step names gets one too,
@@ -118,7 +118,7 @@ def _packed_by_budget(rows: list[int], lengths: np.ndarray, max_tokens: int) -> 
 
 def micro_batches(
     rows: Sequence[int],
-    lengths: Sequence[int],
+    lengths: Sequence[int] | np.ndarray,
     micro_batch_size: int,
     max_tokens: int | None = None,
     packed: bool = False,
@@ -148,7 +148,7 @@ def _in_step(per_rank: list[list[list[int]]]) -> list[list[list[int]]]:
 
 
 def plan_forward(
-    lengths: Sequence[int],
+    lengths: Sequence[int] | np.ndarray,
     row_worker: Sequence[int] | np.ndarray,
     num_workers: int,
     micro_batch_size: int,

@@ -24,6 +24,8 @@ from openrlhf_like.types import UserError
 logger = logging.getLogger(__name__)
 
 STAGING_PREFIX = ".tmp-"
+#: What a checkpoint is called. Nothing else in the folder is ever taken for one, or deleted as one.
+_NAME = re.compile(r"(global_)?step_?\d+")
 _GIB = 2**30
 
 
@@ -64,7 +66,7 @@ def complete_checkpoints(path: str | os.PathLike[str]) -> list[Path]:
     root = Path(path)
     if not root.is_dir():
         return []
-    found = [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    found = [p for p in root.iterdir() if p.is_dir() and _NAME.fullmatch(p.name)]
     return sorted(found, key=_order)
 
 

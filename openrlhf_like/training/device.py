@@ -1,4 +1,4 @@
-"""The few lines that differ between a CPU and a GPU: device, collective backend, seeds, memory.
+"""The few lines that differ between a CPU and a GPU: device, collective backend, seeds, cached memory.
 
 Importing this module selects DeepSpeed's accelerator lazily: call :func:`prepare_process` before the first
 ``import deepspeed``.
@@ -107,21 +107,6 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def memory_stats(device: torch.device) -> dict[str, float]:
-    """Bytes: ``allocated`` now and ``peak`` so far (resident set size on a CPU)."""
-    if device.type == "cuda":
-        return {
-            "allocated": float(torch.cuda.memory_allocated(device)),
-            "peak": float(torch.cuda.max_memory_allocated(device)),
-        }
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    with open("/proc/self/statm") as f:
-        now = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {"allocated": float(now), "peak": peak}
 
 
 def empty_cache(device: torch.device) -> None:

@@ -7,7 +7,8 @@ predicts it and which row it belongs to. Losses see flat [A] tensors and never l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,9 +79,10 @@ class LayoutBatch:
 
     def to(self, device: torch.device) -> LayoutBatch:
         """The same batch with its tensors on ``device``."""
-        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        rest = {k: v for k, v in vars(self).items() if not isinstance(v, Tensor)}
-        return LayoutBatch(**moved, **rest)
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 def action_positions(action_mask: np.ndarray) -> np.ndarray:

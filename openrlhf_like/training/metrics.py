@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 Metric = tuple[float, float] | tuple[str, float]
@@ -17,7 +18,12 @@ def add_metric(into: Metrics, name: str, total: float, weight: float) -> None:
 def max_metric(into: Metrics, name: str, value: float) -> None:
     """Raise the maximum called ``name``."""
     old = into.get(name)
-    into[name] = ("max", float(value) if old is None else max(float(old[1]), float(value)))
+    into[name] = ("max", float(value) if old is None else _larger(float(old[1]), float(value)))
+
+
+def _larger(a: float, b: float) -> float:
+    """The builtin max loses a NaN, by its place; a NaN anywhere must show."""
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
 
 
 def merge_metrics(parts: Iterable[Metrics]) -> dict[str, float]:
@@ -27,7 +33,7 @@ def merge_metrics(parts: Iterable[Metrics]) -> dict[str, float]:
     for part in parts:
         for name, (first, second) in part.items():
             if first == "max":
-                maxima[name] = max(maxima.get(name, float("-inf")), second)
+                maxima[name] = _larger(maxima.get(name, -math.inf), float(second))
             else:
                 entry = totals.setdefault(name, [0.0, 0.0])
                 entry[0] += float(first)

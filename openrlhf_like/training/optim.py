@@ -32,7 +32,7 @@ def build_optimizer(model: nn.Module, options: EngineOptions) -> torch.optim.Opt
     """AdamW: torch's own on a CPU (nothing to compile), torch's fused one on a GPU, DeepSpeed's with offload."""
     opt = options.optim
     if opt.name != "adam":
-        raise UserError(f"--{'optim' if options.flag == 'model' else options.flag + '.optim'} {opt.name}: use adam")
+        raise UserError(f"{options.optim_flag}optim {opt.name}: use adam")
     groups = parameter_groups(model, opt.weight_decay)
     kwargs: dict[str, Any] = {"lr": opt.lr, "betas": tuple(opt.betas), "eps": opt.eps}
     if options.adam_offload and options.device != "cpu":

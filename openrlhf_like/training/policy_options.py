@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf_like.training.options import _get
+from openrlhf_like.config.tree import get_or
 
 
 @dataclass
@@ -39,25 +39,25 @@ class PolicyOptions:
 
 def policy_options(cfg: Any) -> PolicyOptions:
     """From the resolved configuration of an RL command."""
-    eps = float(_get(cfg, "actor.eps_clip", 0.2))
-    low, high = _get(cfg, "actor.eps_clip_low_high", (eps, eps))
-    enabled = bool(_get(cfg, "algo.advantage.is_correction_enable", False))
-    lo, hi = _get(cfg, "algo.advantage.is_correction_threshold", (0.5, 5.0))
+    eps = float(get_or(cfg, "actor.eps_clip", 0.2))
+    low, high = get_or(cfg, "actor.eps_clip_low_high", (eps, eps))
+    enabled = bool(get_or(cfg, "algo.advantage.is_correction_enable", False))
+    lo, hi = get_or(cfg, "algo.advantage.is_correction_threshold", (0.5, 5.0))
     return PolicyOptions(
-        loss_type=_get(cfg, "actor.policy_loss_type", "ppo"),
+        loss_type=get_or(cfg, "actor.policy_loss_type", "ppo"),
         eps_low=float(low),
         eps_high=float(high),
-        dual_clip=_get(cfg, "actor.dual_clip"),
-        aggregation=_get(cfg, "algo.loss_aggregation", "token_mean"),
-        max_len=_get(cfg, "rollout.max_new_tokens") or _get(cfg, "data.max_len"),
-        kl_in_loss=bool(_get(cfg, "algo.kl.use_loss", False)),
-        kl_estimator=_get(cfg, "algo.kl.estimator", "k1"),
-        entropy_coef=_get(cfg, "actor.entropy_coef"),
-        correction=_get(cfg, "algo.advantage.is_correction_type", "tis") if enabled else None,
+        dual_clip=get_or(cfg, "actor.dual_clip"),
+        aggregation=get_or(cfg, "algo.loss_aggregation", "token_mean"),
+        max_len=get_or(cfg, "rollout.max_new_tokens") or get_or(cfg, "data.max_len"),
+        kl_in_loss=bool(get_or(cfg, "algo.kl.use_loss", False)),
+        kl_estimator=get_or(cfg, "algo.kl.estimator", "k1"),
+        entropy_coef=get_or(cfg, "actor.entropy_coef"),
+        correction=get_or(cfg, "algo.advantage.is_correction_type", "tis") if enabled else None,
         correction_range=(float(lo), float(hi)),
-        estimator=_get(cfg, "algo.advantage.estimator", "group_norm"),
-        gamma=float(_get(cfg, "algo.advantage.gamma", 1.0)),
-        no_std_norm=bool(_get(cfg, "algo.advantage.no_std_norm", False)),
+        estimator=get_or(cfg, "algo.advantage.estimator", "group_norm"),
+        gamma=float(get_or(cfg, "algo.advantage.gamma", 1.0)),
+        no_std_norm=bool(get_or(cfg, "algo.advantage.no_std_norm", False)),
     )
 
 

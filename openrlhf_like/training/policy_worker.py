@@ -17,7 +17,7 @@ from openrlhf_like.algorithms import (
     whiten_moments,
     whiten_stats,
 )
-from openrlhf_like.training.layouts import LayoutBatch, build_layout
+from openrlhf_like.training.layouts import LayoutBatch, LayoutRow, build_layout
 from openrlhf_like.training.metrics import Metrics, add_metric
 from openrlhf_like.training.options import EngineOptions
 from openrlhf_like.training.policy_loss import PolicyBatch, add_engine_diff, add_kl, policy_loss
@@ -91,8 +91,6 @@ class RolloutWorker(TrainWorker):
     @torch.no_grad()
     def probe_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """log p of each token but the first given those before it, temperature 1; all ranks take part."""
-        from openrlhf_like.training.layouts import LayoutRow
-
         self.engine.eval()
         ids = np.asarray(token_ids)
         batch = build_layout([LayoutRow(ids, np.ones(len(ids), np.int8), 0)]).to(self.device)
@@ -145,7 +143,7 @@ class PolicyWorker(RolloutWorker):
         gamma = spec.effective_gamma(self.policy.gamma)
         flat = {row: self._token_advantages(row, credit.get(row, 0.0), in_reward, gamma) for row in self._rows}
         if spec.whitened:
-            flat = self._whiten({row: flat[row] for row in flat})
+            flat = self._whiten(flat)
         for row, values in flat.items():
             self._rows[row].advantages = values.numpy().astype(np.float32)
             add_metric(metrics, "advantage/mean", float(values.sum()), len(values))
@@ -266,7 +264,3 @@ class PolicyWorker(RolloutWorker):
         if self._sender is None:
             raise RuntimeError("send_weights before attach_sender")
         return self._sender.send(*args, **kwargs)
-
-    def call_sender(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Any other method of the attached sender."""
-        return getattr(self._sender, method)(*args, **kwargs)

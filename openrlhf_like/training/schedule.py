@@ -88,12 +88,3 @@ def lr_factor(name: str, update: int, total: int, warmup: int, min_lr_ratio: flo
         return 1.0 / math.sqrt((update + timescale - warmup) / timescale)
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
     return max(0.0, _SHAPES[name](progress, min_lr_ratio))
-
-
-def horizon(num_samples: int, batch_size: int, epochs: int, drop_last: bool = False) -> int:
-    """Updates of a run: samples are counted over all epochs in a row, so an epoch's end cuts no batch short.
-
-    The remainder at the very end makes one more, smaller update unless ``drop_last``.
-    """
-    total = num_samples * epochs
-    return total // batch_size if drop_last else math.ceil(total / batch_size)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from openrlhf_like.training.layouts import LayoutBatch, LayoutRow, action_positions, build_layout
+from openrlhf_like.training.layouts import LayoutBatch, LayoutRow, build_layout
 from openrlhf_like.training.metrics import Metrics, add_metric
 from openrlhf_like.training.refs import resolve
 from openrlhf_like.training.worker import TrainWorker
@@ -26,11 +26,6 @@ def example_arrays(example: Any) -> tuple[np.ndarray, np.ndarray]:
     else:
         ids, mask = example
     return np.asarray(ids), np.asarray(mask)
-
-
-def num_targets(example: Any) -> int:
-    """Tokens of an example that carry loss (the first token of a sequence never does)."""
-    return len(action_positions(example_arrays(example)[1]))
 
 
 class SFTWorker(TrainWorker):
@@ -68,10 +63,11 @@ class SFTWorker(TrainWorker):
             scale = 0.0 if batch.is_empty else 1.0 / max(plan.num_tokens, 1)
             loss = -logprobs.sum() * scale
             self.engine.backward(loss)
-            if not batch.is_empty:
-                add_metric(metrics, "train/loss", float(-logprobs.detach().double().sum()), batch.num_actions)
+            if batch.is_empty:
+                continue
+            add_metric(metrics, "train/loss", float(-logprobs.detach().double().sum()), batch.num_actions)
             real += batch.real_tokens
-            padded += 0 if batch.is_empty else batch.input_ids.numel()
+            padded += batch.input_ids.numel()
         norm = self.engine.step()
         add_metric(metrics, "train/grad_norm", norm, 1)
         add_metric(metrics, "train/lr", rate, 1)

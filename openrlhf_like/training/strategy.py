@@ -51,6 +51,10 @@ def init_distributed(
     dev.set_current_device(dev.torch_device(options.device, local_rank))
     import deepspeed
 
+    # On a CPU DeepSpeed would compile its shared-memory all-reduce with the first worker ever started. A worker that
+    # is killed meanwhile leaves the build's lock behind, and every later one waits for it for ever. gloo serves.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
     if not dist.is_initialized():
         dist.init_process_group(
             dev.collective_backend(options.device),
@@ -132,7 +136,7 @@ class TrainEngine:
         self.total_updates = max(1, total_updates)
         self.warmup = warmup_updates(self.total_updates, options.optim.lr_warmup_ratio)
         self.updates = 0
-        check_schedule(options.optim.lr_scheduler, f"--{options.flag}.lr_scheduler")
+        check_schedule(options.optim.lr_scheduler, f"{options.optim_flag}lr_scheduler")
         kwargs: dict[str, Any] = {"optimizer": optimizer or build_optimizer(model, options)} if trainable else {}
         self._plain_norm: float | None = None
         self._clips_itself = trainable and _clips_itself(options)

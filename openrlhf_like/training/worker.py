@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from openrlhf_like.models.loading import check_vocabulary, load_causal_lm
+from openrlhf_like.data.templates import check_vocab, load_tokenizer
+from openrlhf_like.models.loading import load_causal_lm
 from openrlhf_like.models.policy import PolicyModel, check_logprob_path
 from openrlhf_like.training import device as dev
 from openrlhf_like.training.gather import WeightGather
@@ -64,8 +65,6 @@ class TrainWorker:
         Returns:
             ``{"parameters": int, "vocab_size": int}``.
         """
-        from transformers import AutoTokenizer
-
         from openrlhf_like.training.strategy import TrainEngine, deepspeed_config
 
         options = self.options
@@ -73,7 +72,7 @@ class TrainWorker:
         flag = f"--{options.flag}.model_name_or_path"
         # Alive while the model loads, it makes transformers shard the weights as they are read.
         sharding = self._zero3_context(deepspeed_config(options, self.world_size, trainable))
-        model = load_causal_lm(
+        model: Any = load_causal_lm(
             model_path,
             dtype=dtype,
             attn_implementation=options.attn_implementation,
@@ -83,8 +82,11 @@ class TrainWorker:
             flag=flag,
         )
         del sharding
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        check_vocabulary(model.config, self.tokenizer, flag)
+        self.tokenizer = load_tokenizer(
+            model_path, use_fast=not options.slow_tokenizer, chat_template=options.chat_template, flag=flag
+        )
+        vocab_size = int(model.config.get_text_config().vocab_size)
+        check_vocab(vocab_size, self.tokenizer, model_path, flag)
         policy = PolicyModel(model)
         if not trainable:
             policy.requires_grad_(False)
@@ -94,7 +96,7 @@ class TrainWorker:
         # Workers draw different dropout, and the same everything else.
         dev.seed_everything(options.seed + self.rank, options.full_determinism)
         total = sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters())
-        return {"parameters": int(total), "vocab_size": int(model.config.get_text_config().vocab_size)}
+        return {"parameters": int(total), "vocab_size": vocab_size}
 
     def make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """The optimizer of this worker's model."""
@@ -116,10 +118,6 @@ class TrainWorker:
         self.engine = None
         dev.empty_cache(self.device)
         shutdown_distributed()
-
-    def ping(self) -> bool:
-        """Answers when the worker's process is up and idle."""
-        return True
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -169,7 +167,3 @@ class TrainWorker:
             digest.update(name.encode())
             digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-    def memory(self) -> dict[str, float]:
-        """Bytes in use; see ``device.memory_stats``."""
-        return dev.memory_stats(self.device)

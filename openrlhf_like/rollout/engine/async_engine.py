@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from openrlhf_like.rollout.engine.base import EngineDead, EngineStats, GenerationRequest, PauseMode
+from openrlhf_like.rollout.engine.base import EngineDead, EngineStats, GenerationRequest, PauseMode, request_field
 from openrlhf_like.rollout.engine.options import EngineOptions, prepare_environment
 from openrlhf_like.rollout.engine.sampling import scoring_params, to_completion, to_prompt_logprobs, to_vllm
 from openrlhf_like.types import Completion, SamplingSpec
@@ -92,7 +92,7 @@ class AsyncEngine:
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
         await self._llm.collective_rpc(
-            "init_weight_transfer_engine", kwargs={"init_info": _field(request, "init_info")}
+            "init_weight_transfer_engine", kwargs={"init_info": request_field(request, "init_info")}
         )
 
     async def start_weight_update(self) -> None:
@@ -100,7 +100,7 @@ class AsyncEngine:
         await self._llm.collective_rpc("start_weight_update")
 
     async def update_weights(self, request: Any) -> None:
-        await self._llm.collective_rpc("update_weights", kwargs={"update_info": _field(request, "update_info")})
+        await self._llm.collective_rpc("update_weights", kwargs={"update_info": request_field(request, "update_info")})
 
     async def finish_weight_update(self, weight_version: str | int | None = None) -> None:
         await self._llm.collective_rpc("finish_weight_update")
@@ -158,8 +158,3 @@ class AsyncEngine:
         self._prompt_tokens += len(ids)
         self._generated_tokens += len(final.outputs[0].token_ids)
         return final
-
-
-def _field(request: Any, name: str) -> Any:
-    """vLLM's clients send a dataclass, HTTP a dict."""
-    return request[name] if isinstance(request, dict) else getattr(request, name)

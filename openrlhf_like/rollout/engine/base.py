@@ -121,3 +121,8 @@ class Engine(Protocol):
 
     async def shutdown(self) -> None:
         """Free everything; unfinished requests fail with EngineDead. Idempotent."""
+
+
+def request_field(request: Any, name: str) -> Any:
+    """A field of a weight-transfer request: vLLM's clients send a dataclass, HTTP a dict."""
+    return request[name] if isinstance(request, dict) else getattr(request, name)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf_like.rollout.engine.base import EngineDead, EngineStats, GenerationRequest, PauseMode
+from openrlhf_like.rollout.engine.base import EngineDead, EngineStats, GenerationRequest, PauseMode, request_field
 from openrlhf_like.rollout.engine.options import EngineOptions, prepare_environment
 from openrlhf_like.rollout.engine.sampling import scoring_params, to_completion, to_prompt_logprobs, to_vllm
 from openrlhf_like.types import Completion, SamplingSpec
@@ -119,7 +119,8 @@ class InProcessEngine:
         await self.resume()
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
-        await self._call(lambda: self._rpc("init_weight_transfer_engine", init_info=_field(request, "init_info")))
+        init_info = request_field(request, "init_info")
+        await self._call(lambda: self._rpc("init_weight_transfer_engine", init_info=init_info))
 
     async def start_weight_update(self) -> None:
         def start() -> None:
@@ -129,7 +130,8 @@ class InProcessEngine:
         await self._call(start)
 
     async def update_weights(self, request: Any) -> None:
-        await self._call(lambda: self._rpc("update_weights", update_info=_field(request, "update_info")))
+        update_info = request_field(request, "update_info")
+        await self._call(lambda: self._rpc("update_weights", update_info=update_info))
 
     async def finish_weight_update(self, weight_version: str | int | None = None) -> None:
         def finish() -> None:
@@ -308,11 +310,6 @@ class InProcessEngine:
         if self._engine is not None:
             self._engine.engine_core.shutdown()
             self._engine = None
-
-
-def _field(request: Any, name: str) -> Any:
-    """vLLM's clients send a dataclass, HTTP a dict."""
-    return request[name] if isinstance(request, dict) else getattr(request, name)
 
 
 def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
