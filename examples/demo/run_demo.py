@@ -3,7 +3,7 @@
     make demo
 
 1. builds a 0.8 M-parameter model and a byte-level tokenizer,
-2. draws arithmetic questions from reasoning-gym's chain_sum; half of the demonstrations are off by one,
+2. draws arithmetic questions from reasoning-gym's chain_sum; more than half of the demonstrations are off by one,
 3. ``train_sft`` on the demonstrations: a middling policy that imitates the teacher's slips,
 4. ``train_grpo_ray`` with the task's own scorer as reward, from prompts alone,
 5. prints greedy pass@1 on held-out questions before and after, and draws the reward curve.
@@ -109,7 +109,7 @@ def main() -> int:
     start = time.monotonic()
     print(f"building a model and arithmetic questions under {out}", flush=True)
     build_tiny_model(out / "model", hidden=128, layers=3, heads=4, seed=args.seed)
-    rows = make_chain_sum(out / "data", size=8000, terms=3, digits=1, heldout=256, seed=1, wrong_share=0.5)
+    rows = make_chain_sum(out / "data", size=8000, terms=3, digits=1, heldout=256, seed=1, wrong_share=0.55)
     print(f"questions: {rows}", flush=True)
     seconds = {
         "SFT": run("train_sft", sft_flags(out, args.seed, args.sft_epochs)),

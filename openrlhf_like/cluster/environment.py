@@ -15,6 +15,7 @@ _PREFIXES = (
     "CUDA_DEVICE_",
     "DS_",
     "GLOO_",
+    "GOMP_",
     "HF_",
     "MKL_",
     "NCCL_",
@@ -90,9 +91,10 @@ def worker_environment(device: str) -> dict[str, str]:
         # --device cpu on a machine with GPUs leaves them alone.
         env["DS_ACCELERATOR"] = "cpu"
         env["CUDA_VISIBLE_DEVICES"] = ""
-        # Roles take turns on the cores. Threads that wait must sleep: spinning, those of a waiting worker take the
-        # time slices of the one that computes, and beside any other load a small model's step takes 10 times as long.
-        env.setdefault("OMP_WAIT_POLICY", "passive")
+        # Threads that wait must soon sleep: spinning, they take the time of those that compute, in this process and in
+        # others. Three busy processes on two cores each ran 3 times as fast with this, and one alone no slower.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            env.setdefault("GOMP_SPINCOUNT", "1000")
         if "VLLM_LOGGING_LEVEL" not in os.environ:
             env["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings on a CPU name what a CPU does not have, one by one
     env["PYTHONPATH"] = python_path()

@@ -16,6 +16,7 @@ _NOISE = re.compile(
     r"^\[Gloo\] Rank \d+ is connected"
     r"|^ninja: no work to do|^Using .*torch_extensions|^Loading extension module|^Time to load .* op:"
     r"|^Emitting ninja build file|^Building extension module|^Allowing ninja to set"
+    r"|Warning: NUMA binding: Using MEMBIND policy|Disabling Triton\.$"
     r"|^No modifications detected for re-loaded extension|^:(job_id|actor_name|task_name):"
     # the driver reports a dead worker itself, with its last words
     r"|A worker died or was killed while executing a task"

@@ -70,7 +70,7 @@ class RaySession:
 
     def start(self) -> None:
         """Join the Ray of RAY_ADDRESS, or start one here. Raises UserError when it cannot hold the plan."""
-        address = os.environ.get("RAY_ADDRESS", "").strip()
+        address = _ray_address()
         if address.startswith("ray://"):
             raise UserError(
                 f"RAY_ADDRESS={address} is a Ray Client address, which this command cannot use; start it on a node of "
@@ -78,7 +78,7 @@ class RaySession:
             )
         local = address in ("", "local")
         if local:
-            check_supply(self.plan, [self._local_supply()], "this machine")
+            check_supply(self.plan, [_local_supply(self.device, self.plan)], "this machine")
         with _environ({**environment.ray_environment(), processes.MARK: self._mark}):
             import ray
 
@@ -105,7 +105,7 @@ class RaySession:
         self._temp_dir = _make_temp_dir() if local else None
         self._watcher = Watcher(self._mark, self._temp_dir)
         if local:
-            supply = self._local_supply()
+            supply = _local_supply(self.device, self.plan)
             options.update(
                 address="local",
                 num_cpus=int(supply["CPU"]),
@@ -139,13 +139,6 @@ class RaySession:
             signals.install_handlers()
         self.owned = local
         logs.route_worker_logs()
-
-    def _local_supply(self) -> dict[str, float]:
-        cores = float(nodes.cpu_count())
-        if self.device == "cpu":
-            return {"CPU": cores, "GPU": 0.0}
-        # One logical CPU a GPU is bookkeeping; a machine with fewer cores than that still runs.
-        return {"CPU": max(cores, float(int(self.plan.total()["CPU"]) + 1)), "GPU": float(nodes.gpu_count())}
 
     # -- end -----------------------------------------------------------------------------------------------------
 
@@ -215,6 +208,33 @@ class RaySession:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
 
 
+def check_demand(cfg: Any) -> None:
+    """Refuse what this machine can never hold, before data is read and Ray starts. A cluster is asked once joined.
+
+    Raises:
+        UserError: naming the flags to lower; the table of demand and supply is logged before it.
+    """
+    if _ray_address() in ("", "local"):
+        plan = plan_placement(cfg)
+        check_supply(plan, [_local_supply(_device(cfg), plan)], "this machine")
+
+
+def _ray_address() -> str:
+    return os.environ.get("RAY_ADDRESS", "").strip()
+
+
+def _device(cfg: Any) -> str:
+    return "cpu" if cfg.device == "cpu" else "cuda"
+
+
+def _local_supply(device: str, plan: PlacementPlan) -> dict[str, float]:
+    cores = float(nodes.cpu_count())
+    if device == "cpu":
+        return {"CPU": cores, "GPU": 0.0}
+    # One logical CPU a GPU is bookkeeping; a machine with fewer cores than that still runs.
+    return {"CPU": max(cores, float(int(plan.total()["CPU"]) + 1)), "GPU": float(nodes.gpu_count())}
+
+
 @contextlib.contextmanager
 def ray_session(cfg: Any, plan: PlacementPlan | None = None) -> Iterator[RaySession]:
     """The Ray of one command.
@@ -234,8 +254,7 @@ def ray_session(cfg: Any, plan: PlacementPlan | None = None) -> Iterator[RaySess
     Raises:
         UserError: the machine or cluster cannot hold the plan, or RAY_ADDRESS leads nowhere.
     """
-    device = "cpu" if cfg.device == "cpu" else "cuda"
-    session = RaySession(device, plan or plan_placement(cfg), cfg.timeout)
+    session = RaySession(_device(cfg), plan or plan_placement(cfg), cfg.timeout)
     failed = False
     with signals.stop_signals():
         try:

@@ -83,16 +83,28 @@ def _with_file(command: str, tree: dict[str, Any], source: str, gpus: int | None
         if preset not in PRESETS or command not in (preset, "train_ppo_ray"):
             raise UserError(f"{source}: preset: {preset} does not belong to {command}; run that command, or remove it")
     cfg = default_config(command, preset)
-    # A value that this machine would fill in by itself (as in a printed configuration) is not the user's choice.
-    filled = resolve(default_config(command, preset), gpus)
-    for name, value in values_of(type(cfg), options, source).items():
-        if name in SECRETS and value == MASK:
-            cfg.notes.append(f"{source}: {name} is masked in this file: give --{name} again where it is needed")
-            continue
-        if value not in (get(cfg, name), get(filled, name)):
+    values = values_of(type(cfg), options, source)
+    for name in [n for n in values if n in SECRETS and values[n] == MASK]:
+        del values[name]
+        cfg.notes.append(f"{source}: {name} is masked in this file: give --{name} again where it is needed")
+    for name, value in values.items():
+        default = get(cfg, name)
+        # A value that would be filled in from the others (as in a printed configuration) is not the user's choice.
+        fillable = default in (None, "auto")
+        if value != default and not (fillable and value == _filled_in(command, preset, values, name, gpus)):
             cfg.given[name] = source
+    for name, value in values.items():
         put(cfg, name, value)
     return cfg
+
+
+def _filled_in(command: str, preset: str | None, values: Mapping[str, Any], name: str, gpus: int | None) -> Any:
+    """What ``name`` becomes when all the other values are given and it is not."""
+    cfg = default_config(command, preset)
+    for other, value in values.items():
+        if other != name:
+            put(cfg, other, value)
+    return get(resolve(cfg, gpus), name)
 
 
 def _target(flag: str, known: dict[str, Kind]) -> str:

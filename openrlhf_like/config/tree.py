@@ -98,11 +98,14 @@ def put(cfg: Any, name: str, value: Any) -> None:
 def nearest(name: str, known: typing.Iterable[str], dashes: str = "") -> str:
     """What to do about an unknown name: "did you mean ...?" with the known names most like it, or "".
 
-    A name without its group (``lr`` for ``actor.adam.lr``) is answered by all that end in it, three at most.
+    A name without its group, or without the inner one (``lr`` or ``actor.lr`` for ``actor.adam.lr``), is answered by
+    all that end in it, three at most.
     """
     known = list(known)
-    tails = [k for k in known if k.endswith(f".{name}")][:3]
-    found = tails or get_close_matches(name, known, n=1, cutoff=0.6)
+    top, leaf = name.split(".", 1)[0], name.rsplit(".", 1)[-1]
+    tails = [k for k in known if k.endswith(f".{name}")]
+    inside = [k for k in known if "." in name and k.startswith(f"{top}.") and k.endswith(f".{leaf}")]
+    found = (tails or inside)[:3] or get_close_matches(name, known, n=1, cutoff=0.6)
     if not found:
         found = [k for k in known if k.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]][:3]
     return f"did you mean {' or '.join(dashes + k for k in found)}?" if found else ""

@@ -18,7 +18,10 @@ class Evaluator:
         self.cfg, self.phase, self.prompts, self.timer = cfg, phase, list(prompts), timer
         self.samples = cfg.eval.n_samples_per_prompt
         self.sampling = SamplingSpec(
-            max_tokens=cfg.rollout.max_new_tokens or 0, temperature=cfg.eval.temperature, logprobs=False
+            max_tokens=cfg.rollout.max_new_tokens or 0,
+            temperature=cfg.eval.temperature,
+            top_p=cfg.rollout.top_p if cfg.eval.temperature > 0 else 1.0,
+            logprobs=False,
         )
 
     def due(self, step: int, last: bool) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from openrlhf_like.algorithms.kl import AdaptiveKLController, FixedKLController
+from openrlhf_like.algorithms.kl import KLController, make_kl_controller
 from openrlhf_like.cluster.group import WorkerGroup
 from openrlhf_like.cluster.host import RemoteActor, Slot, start_actor
-from openrlhf_like.cluster.session import RaySession, ray_session
+from openrlhf_like.cluster.session import RaySession, check_demand, ray_session
 from openrlhf_like.cluster.signals import raise_if_received
 from openrlhf_like.cluster.wait import wait_for
 from openrlhf_like.config import uses_reference
 from openrlhf_like.observe import Timer, throughput
-from openrlhf_like.pipeline.actors import ActorWorker, RefWorker, RolloutEngine, RolloutWriter
+from openrlhf_like.pipeline.actors import ActorWorker, RefWorker, RolloutEngine
 from openrlhf_like.pipeline.checkpointer import Checkpointer
 from openrlhf_like.pipeline.credit import Credits, assign_credit
 from openrlhf_like.pipeline.evaluate import Evaluator
@@ -26,6 +27,7 @@ from openrlhf_like.pipeline.rollout_phase import Rollout, RolloutPhase, check_re
 from openrlhf_like.pipeline.state import Counters, StateRegistry
 from openrlhf_like.pipeline.update_phase import UpdatePhase, planned_updates
 from openrlhf_like.pipeline.weights import WeightSync
+from openrlhf_like.pipeline.writer import RolloutWriter
 from openrlhf_like.reward.reward_actor import RewardActor
 from openrlhf_like.rollout.dispatch import RolloutDispatcher
 from openrlhf_like.types import Prompt, TrainingAborted
@@ -38,11 +40,12 @@ def run_rl(cfg: Any) -> None:
 
     Prompts are read and checked before Ray starts, so that a bad record costs seconds.
     """
+    check_demand(cfg)
     feed, evaluation = load_prompts(cfg)
     total_steps = len(feed.sampler)
     registry = StateRegistry()
     counters = Counters(step=0, empty_steps=0, evaluated_step=-1)
-    controller = kl_controller(cfg)
+    controller = make_kl_controller(cfg.algo.kl.init_coef, cfg.algo.kl.target, cfg.algo.kl.horizon)
     for name, owner in (("prompts", feed), ("counters", counters), ("kl", controller)):
         registry.register(name, owner)
     checkpointer = Checkpointer(cfg, registry)
@@ -98,8 +101,8 @@ def start_roles(cfg: Any, session: RaySession, run_dir: str, horizon: int) -> Ro
     reference = start_workers(session, cfg, "ref", RefWorker) if uses_reference(cfg) else None
     writer = start_actor(RolloutWriter, "rollout writer", Slot(num_cpus=0), run_dir, cfg.logger.rollouts_every)
     wait_built(cfg, [*engines, *rewards, writer])
-    check_rewards(cfg, rewards)
     started = [engine.submit("start") for engine in engines]
+    check_rewards(cfg, rewards)
     groups = [actor] if reference is None else [actor, reference]
     loading = []
     for group in groups:
@@ -109,14 +112,6 @@ def start_roles(cfg: Any, session: RaySession, run_dir: str, horizon: int) -> Ro
         group.wait(refs, "load the model", **limit(cfg, "init"))
     wait_for(started, "start and warm up", names=[e.label for e in engines], **limit(cfg, "init"))
     return Roles(actor, reference, engines, rewards, writer)
-
-
-def kl_controller(cfg: Any) -> FixedKLController | AdaptiveKLController:
-    """The owner of the KL coefficient."""
-    kl = cfg.algo.kl
-    if kl.target is None:
-        return FixedKLController(kl.init_coef)
-    return AdaptiveKLController(kl.init_coef, kl.target, kl.horizon)
 
 
 class PolicyLoop:
@@ -130,7 +125,7 @@ class PolicyLoop:
         evaluation: list[Prompt],
         recorder: Recorder,
         counters: Counters,
-        controller: FixedKLController | AdaptiveKLController,
+        controller: KLController,
         checkpointer: Checkpointer,
     ) -> None:
         self.cfg, self.roles, self.feed, self.recorder = cfg, roles, feed, recorder
@@ -188,7 +183,7 @@ class PolicyLoop:
             metrics.update(self.updates.run(rollout, credits, self.controller.value))
             if "policy/kl_ref" in metrics:
                 metrics["policy/kl_coef"] = self.controller.value
-                self.controller.update(metrics["policy/kl_ref"], len(credits.rows))
+                self._update_kl_coef(step, metrics["policy/kl_ref"], len(credits.rows))
             self._write(step, rollout, credits)
             self.weights.send(step)
         else:
@@ -197,6 +192,14 @@ class PolicyLoop:
         metrics["train/tokens"] = sum(row.summary.num_tokens for row in credits.rows)
         metrics["train/samples"] = len(credits.rows)
         return metrics
+
+    def _update_kl_coef(self, step: int, kl: float, trajectories: int) -> None:
+        if not math.isfinite(kl):
+            raise TrainingAborted(
+                f"step {step}: policy/kl_ref is {kl}: the policy has left the reference for good; "
+                "lower --actor.adam.lr or raise --algo.kl.init_coef"
+            )
+        self.controller.update(kl, trajectories)
 
     def _finish_step(self, step: int, metrics: dict[str, float], last: bool) -> None:
         self.counters["step"] = step

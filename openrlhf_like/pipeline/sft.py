@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from openrlhf_like.cluster.group import WorkerGroup
-from openrlhf_like.cluster.session import ray_session
+from openrlhf_like.cluster.session import check_demand, ray_session
 from openrlhf_like.data.load import fingerprint, load_records
 from openrlhf_like.data.sampler import ResumableSampler, num_batches
 from openrlhf_like.data.sft import SFTExample, SFTOptions, build_sft_examples
@@ -30,6 +30,7 @@ def run_sft(cfg: Any) -> None:
 
     Data is read and checked before Ray starts, so that a bad record costs seconds.
     """
+    check_demand(cfg)
     tokenizer = _load_tokenizer(cfg)
     train, print_ = _examples(cfg, tokenizer, cfg.data.dataset, cfg.data.dataset_split, cfg.data.dataset_probs, "data")
     held_out = _examples(cfg, tokenizer, cfg.eval.dataset, cfg.eval.split, None, "eval")[0] if cfg.eval.dataset else []

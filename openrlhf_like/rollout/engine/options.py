@@ -79,6 +79,7 @@ class EngineOptions:
             weight_transfer_config=WeightTransferConfig(backend=self.sync_backend),
             worker_extension_cls=WORKER_EXTENSION,
             disable_log_stats=True,
+            use_tqdm_on_load=False,
         )
         if self.max_num_seqs is not None:
             kwargs["max_num_seqs"] = self.max_num_seqs
