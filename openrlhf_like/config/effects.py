@@ -254,11 +254,6 @@ _RL = (
         "on a CPU",
     ),
     NoEffect(_all("vllm.kv_cache_gib vllm.num_threads"), lambda c: c.device == "cuda", "on GPUs"),
-    NoEffect(
-        ("vllm.enable_sleep",),
-        lambda c: c.device == "cuda" and not c.train.colocate_all,
-        "without --train.colocate_all",
-    ),
     NoEffect(("vllm.sync_with_ray",), lambda c: True, "here: weights travel through vLLM's transfer framework"),
 )
 

@@ -81,6 +81,11 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("ds.use_universal_ckpt", _LEAVE),
     # On a CPU the state is in host memory already, and the flag is named as one without effect.
     Unbuilt("ds.enable_sleep", _LEAVE, when=lambda c: c.device == "cuda"),
+    Unbuilt(
+        "vllm.enable_sleep",
+        "lower --vllm.gpu_memory_utilization instead, so that engine and trainer fit on one GPU",
+        when=lambda c: c.device == "cuda",
+    ),
     Unbuilt("use_ms", "leave it out: give a local folder or a Hugging Face hub name"),
 )
 
