@@ -17,8 +17,27 @@ from openrlhf_like.cluster.nodes import NodeInfo
 from openrlhf_like.types import TrainingAborted, UserError, WaitTimeout
 
 
+@pytest.fixture
+def hangup_not_ignored():
+    """As in a terminal, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_that_the_caller_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.stop_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            signals.raise_if_received()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_stop_signal_raises_in_the_main_thread_and_gives_its_exit_code(signum, code):
+def test_a_stop_signal_raises_in_the_main_thread_and_gives_its_exit_code(signum, code, hangup_not_ignored):
     def body():
         os.kill(os.getpid(), signum)
         time.sleep(5)
