@@ -78,7 +78,7 @@ setup(
         "tensorboard": TENSORBOARD,
         "demo": DEMO,
         "test": TEST,
-        "dev": [*TEST, "pre-commit>=3.7,<5"],
+        "dev": [*TEST, "build>=1,<2"],
     },
     entry_points={
         "console_scripts": [

@@ -393,3 +393,35 @@ def test_fault_31_sweep_of_sizes_is_accepted_or_refused_in_one_line(files: Path)
 )  # fmt: skip
 def test_fault_31_sizes_below_one_are_refused(files: Path, flag: str, value: str) -> None:
     assert refusal("train_grpo_ray", flag, value).startswith(f"{flag} {value}: ")
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        ("--ds.param_dtype fp16 --ds.zero_stage 0", "--ds.param_dtype fp16"),
+        ("--ds.adam_offload --ds.zero_stage 0", "--ds.adam_offload"),
+        ("--ds.grad_accum_dtype fp32 --ds.zero_stage 0", "--ds.grad_accum_dtype fp32"),
+        ("--ds.attn_implementation flash_attention_2 --ds.param_dtype fp32", "--ds.attn_implementation"),
+    ],
+)
+def test_precisions_that_deepspeed_would_train_wrongly_on_gpus(files: Path, flags: str, part: str) -> None:
+    assert part in refusal("train_grpo_ray", *flags.split(), gpus=4)
+
+
+def test_a_cpu_build_of_torch_leaves_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from openrlhf_like.config import resolve
+
+    monkeypatch.setattr(resolve, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(resolve, "_torch_is_cpu_build", lambda: True)
+    assert make_config("train_grpo_ray").device == "cpu"
+    with pytest.raises(UserError, match="--device cuda: the installed torch is a CPU build"):
+        make_config("train_grpo_ray", {"device": "cuda"})
+    monkeypatch.setattr(resolve, "_torch_is_cpu_build", lambda: False)
+    assert make_config("train_grpo_ray").device == "cuda"
+
+
+def test_an_engine_beside_a_trainer_takes_half_of_the_gpu() -> None:
+    assert make_config("train_grpo_ray", {"train.colocate_all": True}, gpus=2).vllm.gpu_memory_utilization == 0.5
+    chosen = {"train.colocate_all": True, "vllm.gpu_memory_utilization": 0.3}
+    assert make_config("train_grpo_ray", chosen, gpus=2).vllm.gpu_memory_utilization == 0.3
+    assert make_config("train_grpo_ray", gpus=8).vllm.gpu_memory_utilization == 0.95

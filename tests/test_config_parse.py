@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from openrlhf_like.cluster.placement import plan_placement
 from openrlhf_like.config import COMMANDS, from_yaml, make_config, parse_args, to_dict, to_yaml
 from openrlhf_like.config.resolve import resolve, visible_gpus
 from openrlhf_like.types import UserError
@@ -177,16 +178,13 @@ def test_defaults_on_a_cpu() -> None:
 @pytest.mark.parametrize("flags", [[], ["--algo.kl.init_coef", "0"], ["--train.colocate_actor_ref"]])
 def test_defaults_on_gpus_ask_for_no_more_than_there_are(gpus: int, flags: list[str]) -> None:
     cfg = parse_args("train_grpo_ray", flags, gpus=gpus)
-    assert (cfg.device, cfg.ds.param_dtype, cfg.vllm.backend, cfg.vllm.sync_backend) == (
-        "cuda",
-        "bf16",
-        "async",
-        "nccl",
-    )
-    apart = not flags
-    demand = cfg.actor.num_gpus_per_node + cfg.vllm.num_engines + (cfg.ref.num_gpus_per_node if apart else 0)
-    roles = 3 if apart else 2
-    assert demand == max(gpus, roles)
+    assert (cfg.device, cfg.ds.param_dtype, cfg.vllm.backend) == ("cuda", "bf16", "async")
+    demand = plan_placement(cfg).total()["GPU"]
+    if gpus == 1 and "--train.colocate_actor_ref" in flags:
+        assert demand == 2, "placement is the user's here: actor and engine want a GPU each, and the run is refused"
+    else:
+        assert demand == gpus
+    assert cfg.vllm.sync_backend == ("ipc" if cfg.train.colocate_all else "nccl")
 
 
 def test_colocated_gpus_serve_every_role() -> None:

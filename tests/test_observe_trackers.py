@@ -255,3 +255,33 @@ def test_mask_secrets_masks_secrets_and_nothing_else():
         "key": None,
         "other": "has *** inside",
     }
+
+
+def test_a_tracker_that_never_closes_does_not_hold_the_command(monkeypatch, caplog):
+    import threading
+
+    from openrlhf_like.observe import trackers as module
+
+    class Hanging:
+        name = "hanging"
+
+        def start(self, config):
+            pass
+
+        def log(self, step, metrics):
+            pass
+
+        def close(self):
+            threading.Event().wait(30)
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state, step):
+            pass
+
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
+    held = module.Trackers([Hanging()])
+    held.start({})
+    held.close()
+    assert "hanging did not finish its upload" in caplog.text

@@ -91,8 +91,8 @@ def worker_environment(device: str) -> dict[str, str]:
         # --device cpu on a machine with GPUs leaves them alone.
         env["DS_ACCELERATOR"] = "cpu"
         env["CUDA_VISIBLE_DEVICES"] = ""
-        # Threads that wait must soon sleep: spinning, they take the time of those that compute, in this process and in
-        # others. Three busy processes on two cores each ran 3 times as fast with this, and one alone no slower.
+        # Threads that wait must soon sleep: spinning, they take the time of those that compute, here and in the other
+        # roles' processes. Three busy processes on two cores ran about 3 times as fast: benchmarks/omp_spin.py.
         if "OMP_WAIT_POLICY" not in os.environ:
             env.setdefault("GOMP_SPINCOUNT", "1000")
         if "VLLM_LOGGING_LEVEL" not in os.environ:

@@ -41,6 +41,7 @@ def validate(cfg: CommonConfig) -> list[str]:
 def check_offline(cfg: OfflineConfig) -> list[str]:
     """Combinations of the offline trainers; returns warnings."""
     _check_batches(cfg.train)
+    _check_precision(cfg)
     data = cfg.data
     if isinstance(cfg, SFTConfig):
         if cfg.data.multiturn and not cfg.data.apply_chat_template and not cfg.model.pretrain_mode_enable:
@@ -51,6 +52,7 @@ def check_offline(cfg: OfflineConfig) -> list[str]:
 def check_rl(cfg: PPOConfig) -> list[str]:
     """Combinations of policy training; returns warnings."""
     _check_batches(cfg.train)
+    _check_precision(cfg)
     _check_groups(cfg)
     _check_kl(cfg)
     _check_correction(cfg)
@@ -62,6 +64,26 @@ def check_rl(cfg: PPOConfig) -> list[str]:
         *_check_template(cfg.data),
         *_check_token_budget(cfg.train, cfg.data),
     ]
+
+
+def _check_precision(cfg: OfflineConfig | PPOConfig) -> None:
+    """What DeepSpeed does wrong, or refuses late, without ZeRO."""
+    ds = cfg.ds
+    if ds.attn_implementation == "flash_attention_2" and ds.param_dtype == "fp32":
+        raise UserError("--ds.attn_implementation flash_attention_2: has no fp32; give sdpa, or --ds.param_dtype bf16")
+    if ds.zero_stage != 0:
+        return
+    if ds.param_dtype == "fp16":
+        raise UserError(
+            "--ds.param_dtype fp16: needs --ds.zero_stage 1 or more, where DeepSpeed scales the loss; give 1, or bf16"
+        )
+    if ds.adam_offload and cfg.device == "cuda":
+        raise UserError("--ds.adam_offload: needs --ds.zero_stage 1 or more, which split off the optimizer; give 1")
+    if ds.grad_accum_dtype and ds.grad_accum_dtype != ds.param_dtype:
+        raise UserError(
+            f"--ds.grad_accum_dtype {ds.grad_accum_dtype}: --ds.zero_stage 0 accumulates in {ds.param_dtype}; "
+            "give --ds.zero_stage 1 or more"
+        )
 
 
 def check_offline_files(cfg: OfflineConfig) -> None:

@@ -143,7 +143,7 @@ class CkptConfig:
     path: str = "./ckpt/checkpoints"
     """Where resumable state goes."""
     save_steps: int = -1
-    """Optimizer steps between checkpoints; -1 saves none on the way."""
+    """Steps between checkpoints (optimizer steps; in the RL commands rollouts); -1 saves none on the way."""
     save_hf: bool = False
     """Also write each checkpoint in Hugging Face form."""
     disable_ds: bool = False
@@ -197,7 +197,8 @@ class EvalConfig:
     split: str = "train"
     """Split of the evaluation data."""
     steps: int = -1
-    """Optimizer steps between evaluations."""
+    """Steps between evaluations (optimizer steps; in the RL commands rollouts). -1: after each epoch of train_sft, or
+    after the last step of an RL command."""
     before_train: bool = False
     """Evaluate once before the first step."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -16,6 +17,8 @@ from openrlhf_like.types import UserError
 
 #: OpenRLHF's number, for a driver without GPUs in front of a cluster that has them.
 CLUSTER_GPUS_PER_NODE = 8
+#: Share of a GPU's memory an engine takes beside a training worker.
+COLOCATED_GPU_MEMORY = 0.5
 
 
 def visible_gpus(env: Mapping[str, str] | None = None, dev: str = "/dev") -> int:
@@ -41,19 +44,30 @@ def _has_flash_attention() -> bool:
     return importlib.util.find_spec("flash_attn") is not None
 
 
+def _torch_is_cpu_build() -> bool:
+    """Whether the installed torch cannot use a GPU, by its version alone: torch is not imported."""
+    try:
+        return importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def resolve(cfg: CommonConfig, gpus: int | None = None) -> CommonConfig:
     """Fill in, in place, every default that depends on the machine; resolving twice changes nothing.
 
     Args:
-        gpus: visible GPUs, counted when not given.
+        gpus: visible GPUs, counted when not given; none where torch is a CPU build.
 
     Raises:
         UserError: ``--device cuda`` on a machine without a GPU and without a cluster to connect to.
     """
-    gpus = visible_gpus() if gpus is None else gpus
+    cpu_build = gpus is None and _torch_is_cpu_build()
+    gpus = (0 if cpu_build else visible_gpus()) if gpus is None else gpus
     if cfg.device == "auto":
         cfg.device = "cuda" if gpus else "cpu"
     elif cfg.device == "cuda" and not gpus:
+        if cpu_build and visible_gpus():
+            raise UserError("--device cuda: the installed torch is a CPU build; install the gpu extra, or give cpu")
         if not os.environ.get("RAY_ADDRESS"):
             raise UserError("--device cuda: this machine has no visible GPU; use --device cpu, or set RAY_ADDRESS")
         gpus = CLUSTER_GPUS_PER_NODE
@@ -91,7 +105,8 @@ def _resolve_model_loading(cfg: CommonConfig) -> None:
     if not isinstance(ds, ModelLoadConfig):
         return
     if ds.attn_implementation is None:
-        ds.attn_implementation = "flash_attention_2" if cuda and _has_flash_attention() else "sdpa"
+        flash = cuda and ds.param_dtype != "fp32" and _has_flash_attention()  # flash attention has no fp32 kernels
+        ds.attn_implementation = "flash_attention_2" if flash else "sdpa"
     elif not cuda and ds.attn_implementation.startswith("flash"):
         cfg.notes.append(f"--ds.attn_implementation {ds.attn_implementation} needs a GPU: sdpa is used on the CPU")
         ds.attn_implementation = "sdpa"
@@ -102,8 +117,32 @@ def uses_reference(cfg: PPOConfig) -> bool:
     return cfg.algo.kl.init_coef > 0
 
 
+_PLACEMENT = (
+    "actor.num_gpus_per_node",
+    "ref.num_gpus_per_node",
+    "vllm.num_engines",
+    "train.colocate_all",
+    "train.colocate_actor_ref",
+)
+
+
+def _share_few_gpus(cfg: PPOConfig, gpus: int) -> None:
+    """Where nothing is said about placement and roles outnumber the GPUs of this machine, roles share them."""
+    if any(name in cfg.given for name in _PLACEMENT) or os.environ.get("RAY_ADDRESS"):
+        return
+    train = cfg.train
+    if gpus == 1 and not train.colocate_all:
+        train.colocate_all = True
+        cfg.notes.append("one GPU for all roles: --train.colocate_all is used")
+    elif gpus == 2 and uses_reference(cfg) and not train.colocate_actor_ref and not train.colocate_all:
+        train.colocate_actor_ref = True
+        cfg.notes.append("two GPUs for actor, reference and engine: --train.colocate_actor_ref is used")
+
+
 def _resolve_workers(cfg: PPOConfig, gpus: int) -> None:
     cuda = cfg.device == "cuda"
+    if cuda:
+        _share_few_gpus(cfg, gpus)
     shared = cfg.train.colocate_all
     ref_apart = uses_reference(cfg) and not (shared or cfg.train.colocate_actor_ref)
     roles = 1 if shared else (3 if ref_apart else 2)
@@ -130,6 +169,8 @@ def _resolve_engines(cfg: PPOConfig) -> None:
     cuda, vllm = cfg.device == "cuda", cfg.vllm
     if vllm.backend == "auto":
         vllm.backend = "async" if cuda else "inprocess"
+    if cuda and cfg.train.colocate_all and "vllm.gpu_memory_utilization" not in cfg.given:
+        vllm.gpu_memory_utilization = COLOCATED_GPU_MEMORY  # the trainer lives on the same GPU
     if vllm.sync_backend is None:
         vllm.sync_backend = ("ipc" if cfg.train.colocate_all else "nccl") if cuda else "shm"
     elif not cuda and vllm.sync_backend != "shm":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,9 @@ class Tracker(Protocol):
     def close(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None: ...
+
+
+CLOSE_SECONDS = 60
 
 
 class Trackers:
@@ -104,13 +108,23 @@ class Trackers:
         self._last_step = max(self._last_step, step)
 
     def close(self) -> None:
-        """Close every tracker; a failure is counted like one of ``log``."""
+        """Close every tracker; a failure is counted like one of ``log``.
+
+        Closing may upload, to a server that no longer answers: each has ``CLOSE_SECONDS``, then the command ends.
+        """
         for tracker in self._trackers:
-            try:
-                tracker.close()
-            # Same reason as in ``log``: closing may upload.
-            except Exception as error:
-                self._failed(tracker, error)
+            thread = threading.Thread(target=self._close_one, args=(tracker,), daemon=True)
+            thread.start()
+            thread.join(CLOSE_SECONDS)
+            if thread.is_alive():
+                logger.warning("%s did not finish its upload in %d s; its files are kept", tracker.name, CLOSE_SECONDS)
+
+    def _close_one(self, tracker: Tracker) -> None:
+        try:
+            tracker.close()
+        # Same reason as in ``log``.
+        except Exception as error:
+            self._failed(tracker, error)
 
     def state_dict(self) -> dict[str, Any]:
         """Each tracker's run identity, and the last step logged."""

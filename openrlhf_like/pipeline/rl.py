@@ -23,7 +23,7 @@ from openrlhf_like.pipeline.evaluate import Evaluator
 from openrlhf_like.pipeline.launch import join_workers, limit, start_actors, start_workers, wait_built
 from openrlhf_like.pipeline.prompts import PromptFeed, load_prompts
 from openrlhf_like.pipeline.recorder import Recorder
-from openrlhf_like.pipeline.rollout_phase import Rollout, RolloutPhase, check_rewards, close_rewards
+from openrlhf_like.pipeline.rollout_phase import RetryCount, Rollout, RolloutPhase, check_rewards, close_rewards
 from openrlhf_like.pipeline.state import Counters, StateRegistry
 from openrlhf_like.pipeline.update_phase import UpdatePhase, planned_updates
 from openrlhf_like.pipeline.weights import WeightSync
@@ -103,6 +103,10 @@ def start_roles(cfg: Any, session: RaySession, run_dir: str, horizon: int) -> Ro
     wait_built(cfg, [*engines, *rewards, writer])
     started = [engine.submit("start") for engine in engines]
     check_rewards(cfg, rewards)
+    labels = [engine.label for engine in engines]
+    if cfg.device == "cuda" and cfg.train.colocate_all:
+        # An engine measures what is free on its GPU while it starts: workers load after it, not beside it.
+        wait_for(started, "start and warm up", names=labels, **limit(cfg, "init"))
     groups = [actor] if reference is None else [actor, reference]
     loading = []
     for group in groups:
@@ -110,7 +114,7 @@ def start_roles(cfg: Any, session: RaySession, run_dir: str, horizon: int) -> Ro
         loading.append((group, group.call_async("load", model, horizon, group is actor)))
     for group, refs in loading:
         group.wait(refs, "load the model", **limit(cfg, "init"))
-    wait_for(started, "start and warm up", names=[e.label for e in engines], **limit(cfg, "init"))
+    wait_for(started, "start and warm up", names=labels, **limit(cfg, "init"))
     return Roles(actor, reference, engines, rewards, writer)
 
 
@@ -136,6 +140,7 @@ class PolicyLoop:
         self.updates = UpdatePhase(cfg, roles.actor, roles.reference, recorder.progress, self.timer)
         self.evaluator = Evaluator(cfg, self.rollouts, evaluation, self.timer)
         self.weights = WeightSync(cfg, roles.actor, roles.engines, feed.prompts[0].token_ids, self.timer)
+        self.retries = RetryCount(cfg, roles.rewards)
         self._writing: Any = None
 
     def run(self) -> None:
@@ -191,6 +196,7 @@ class PolicyLoop:
             self._skip(step, metrics)
         metrics["train/tokens"] = sum(row.summary.num_tokens for row in credits.rows)
         metrics["train/samples"] = len(credits.rows)
+        metrics["reward/retries"] = self.retries.since_last()
         return metrics
 
     def _update_kl_coef(self, step: int, kl: float, trajectories: int) -> None:

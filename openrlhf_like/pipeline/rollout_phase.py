@@ -177,6 +177,24 @@ class RolloutPhase:
             return [(ref, summary) for (ref, _), summary in zip(refs, summaries, strict=True)]
 
 
+class RetryCount:
+    """How often reward servers had to be asked again, a step."""
+
+    def __init__(self, cfg: Any, rewards: Sequence[RemoteActor]) -> None:
+        self.cfg, self.rewards, self._seen = cfg, list(rewards), 0
+
+    def since_last(self) -> int:
+        """Retries since the last call."""
+        counts = wait_for(
+            [actor.submit("retries") for actor in self.rewards],
+            "count its retries",
+            names=[actor.label for actor in self.rewards],
+            **limit(self.cfg, "reward"),
+        )
+        new, self._seen = sum(counts) - self._seen, sum(counts)
+        return new
+
+
 def check_rewards(cfg: Any, rewards: Sequence[RemoteActor]) -> None:
     """Load every reward source now, so that what is wrong with it shows before training."""
     wait_for(

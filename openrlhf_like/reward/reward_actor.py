@@ -39,24 +39,9 @@ class RewardActor:
         scored, _ = await self._stage.score_block(block)
         return scored, [TrajectorySummary.of(t) for t in scored]
 
-    async def stats(self) -> dict[str, float]:
-        """The run's counts so far, under their metric names. ``time/reward`` sums the blocks, concurrent ones too."""
-        total = self._stage.total
-        return {
-            "reward/scored": float(total.scored),
-            "reward/failed": float(total.failed),
-            "reward/excluded": float(total.excluded),
-            "reward/retries": float(total.retries),
-            "time/reward": total.seconds,
-        }
-
-    async def state_dict(self) -> dict[str, Any]:
-        """The failure counts, which the share over the run needs after a resume."""
-        return self._stage.state_dict()
-
-    async def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the counts of an interrupted run."""
-        self._stage.load_state_dict(state)
+    async def retries(self) -> int:
+        """Requests to a reward server that were sent again, since the start."""
+        return self._stage.total.retries
 
     async def close(self) -> None:
         """End the child processes."""

@@ -114,6 +114,7 @@ class WeightSender:
         checking = self.check and self.rank == 0
         if checking:
             self.client.worker_call("start_recording_weights")
+        _finish_device_work()
         self._transfer.send_weights()
         if checking:
             self._compare()
@@ -140,8 +141,12 @@ class WeightSender:
             return ShmTrainerInitInfo(rank=self.rank)
         if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+            from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
-            return IPCTrainerInitInfo(packed=True, rank=self.rank)
+            # A tensor must fit into the buffer whole, and a large vocabulary's embedding is beyond its default.
+            largest = max(m.dtype.itemsize * _count(m.shape) for m in self._source.metadata())
+            size = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, largest)
+            return IPCTrainerInitInfo(packed=True, rank=self.rank, packed_buffer_size_bytes=size)
         if self.backend == "nccl":
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
@@ -149,6 +154,14 @@ class WeightSender:
             members = 1 + sum(self.client.world_sizes()) if self.rank == 0 else 0
             return NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=members, rank=self.rank)
         raise UserError(f"--vllm.sync_backend {self.backend}: unknown; give shm, nccl or ipc")
+
+
+def _finish_device_work() -> None:
+    """Packing runs on streams of its own, which do not wait for the optimizer step on the default one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -92,6 +92,9 @@ class EngineOptions:
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 enable_sleep_mode=self.enable_sleep,
             )
+            if self.tensor_parallel_size > 1:
+                # Inside a placement group vLLM would ask Ray for GPUs that this very actor holds.
+                kwargs["distributed_executor_backend"] = "mp"
         return kwargs
 
 
@@ -103,6 +106,9 @@ def prepare_environment(options: EngineOptions, in_process: bool) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if options.sync_backend == "ipc":
+        # CUDA IPC handles are pickled on their way to the engine's own processes.
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if options.device == "cpu":
         # By default every engine pins its threads to the same first cores, and to the trainers' as well.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
