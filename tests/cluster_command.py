@@ -41,7 +41,7 @@ def main() -> None:
         group = WorkerGroup(Parent, session.placement.slots("actor"), name="actor", timeout=120)
         pids = sum(group.call_each("pids", [True, False], timeout=60, flag="timeout.init"), [])
         pids += [p.pid for p in psutil.Process().children(recursive=True)]
-        time.sleep(2.5)  # the watcher looks every two seconds
+        time.sleep(8)  # the watcher looks every two seconds, on a busy machine later
         with open(path + ".part", "w") as file:
             json.dump(sorted(set(pids)), file)
         os.rename(path + ".part", path)
