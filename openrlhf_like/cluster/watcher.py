@@ -48,7 +48,11 @@ class Watcher:
         self.pid = self._process.pid
 
     def dismiss(self) -> None:
-        """The driver has cleaned up: the watcher ends without doing anything."""
+        """The driver has cleaned up: the watcher ends what that left over, and itself.
+
+        Left over is what the driver could not find any more: children of a worker that died before the cleanup began,
+        in a session of their own.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(_DISMISS)
@@ -61,8 +65,8 @@ class Watcher:
             self._process.kill()
 
 
-def watch(mark: str, driver: psutil.Process) -> set[psutil.Process] | None:
-    """None when dismissed; when the driver is gone, every process it was seen to have started.
+def watch(mark: str, driver: psutil.Process) -> tuple[set[psutil.Process], bool]:
+    """Every process the driver was seen to have started, once it is gone or has dismissed the watcher (True).
 
     They are noted while the driver runs: Ray's agents overwrite their environment with their title, and once the raylet
     is gone nothing leads to them.
@@ -73,9 +77,9 @@ def watch(mark: str, driver: psutil.Process) -> set[psutil.Process] | None:
         readable, _, _ = select.select([sys.stdin], [], [], _SNAPSHOT_SECONDS)
         if readable:
             if sys.stdin.buffer.readline() == _DISMISS:
-                return None
+                return seen, True
             time.sleep(0.1)  # end of file: the driver is dying, or has closed the pipe; its pid says which
-    return seen
+    return seen, False
 
 
 def main() -> None:
@@ -87,10 +91,11 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     try:
-        seen = watch(args.mark, psutil.Process(args.driver))
+        seen, dismissed = watch(args.mark, psutil.Process(args.driver))
     except psutil.NoSuchProcess:
-        seen = set()
-    if seen is None:
+        seen, dismissed = set(), False
+    if dismissed:
+        processes.reap(seen, grace=0.5, limit=2.0)
         return
     time.sleep(1.0)  # Ray ends most of its own by itself
     for _ in range(3):  # a dying parent may have started one more child in between
