@@ -78,7 +78,7 @@ setup(
         "tensorboard": TENSORBOARD,
         "demo": DEMO,
         "test": TEST,
-        "dev": [*TEST, "build>=1,<2"],
+        "dev": TEST,
     },
     entry_points={
         "console_scripts": [

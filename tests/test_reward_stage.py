@@ -107,7 +107,11 @@ def test_fault_27_a_source_that_breaks_late_stops_the_run_too():
 
 
 def test_few_samples_are_not_judged():
-    run_block(RewardStage(ByLabel(), max_failure_fraction=0.0, min_samples=16), trajectories(["fail"] * 15))
+    stage = RewardStage(ByLabel(), max_failure_fraction=0.0, min_samples=16)
+    run_block(stage, trajectories(["fail"] * 15))
+    assert stage.total.failed == 15
+    with pytest.raises(TrainingAborted):
+        run_block(stage, trajectories(["fail"]))
 
 
 def test_counts_survive_a_resume():
